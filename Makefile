@@ -41,9 +41,9 @@ demo: ## Share the GPUs of simulated A100, H100 and T4 nodes by MIG, MPS and tim
 	@hack/demo.sh
 
 .PHONY: test
-test: kube ## Run every test of the operator's own module: pure, convergence, API and reconcilers on a real API server, beside the real Karpenter. HISTORIES=100000 plays so many random histories instead of 800.
+test: kube ## Run every test of the operator's own module: pure, convergence, API and reconcilers on a real API server, beside the real Karpenter and Kueue. HISTORIES=100000 plays so many random histories instead of 800.
 	@programs=$$(hack/shipped.sh); \
-	{ hack/helm/build.sh && hack/helm3/build.sh && hack/prometheus/build.sh promtool && hack/karpenter/build.sh; } >/dev/null & \
+	{ hack/helm/build.sh && hack/helm3/build.sh && hack/prometheus/build.sh promtool && hack/karpenter/build.sh && hack/kueue/build.sh; } >/dev/null & \
 	trap "kill $$! 2>/dev/null || true" EXIT; \
 	HISTORIES="$${HISTORIES:-800}" GPUSHARING_PROGRAMS="$$programs" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" \
 		go test -vet=off -p $(TESTED_AT_ONCE) -timeout 40m $(TESTFLAGS) $(SLOW_TESTS) ./...
@@ -71,7 +71,7 @@ e2e-killed: ## End make e2e at several moments and in several ways, and compare 
 	hack/e2e/killed.sh
 
 .PHONY: autoscaling
-autoscaling: kube ## Of make test, what runs beside the real Karpenter. A few minutes; the first time longer.
+autoscaling: kube ## Of make test, what runs beside the real Karpenter and Kueue. A few minutes; the first time longer.
 	GPUSHARING_PROGRAMS="$$(hack/shipped.sh)" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh)" go test -count=1 -v -timeout 30m $(TESTFLAGS) ./test/autoscaling
 
 .PHONY: browser-test

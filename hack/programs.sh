@@ -10,6 +10,7 @@ helm/build.sh >/dev/null
 helm3/build.sh >/dev/null
 prometheus/build.sh promtool >/dev/null
 karpenter/build.sh >/dev/null
+kueue/build.sh >/dev/null
 chromium/build.sh >/dev/null
 e2e/build.sh previous >/dev/null
 cosign/build.sh >/dev/null

@@ -220,7 +220,8 @@ type Rollout struct {
 	// +kubebuilder:default={}
 	Drain Drain `json:"drain,omitzero"`
 
-	// failureThreshold is the number of failed nodes at which the rollout halts: no further node is started. Default: 1.
+	// failureThreshold is the number of failed nodes at which the rollout halts: no further node is started. A node whose pods do
+	// not leave in time (DrainTimedOut) does not count. Default: 1.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=1

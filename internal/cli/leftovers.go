@@ -248,7 +248,7 @@ func leftOn(o *unstructured.Unstructured) string {
 // leftOfDRA are the operator's DeviceClasses and DeviceTaintRules.
 func leftOfDRA(ctx context.Context, c client.Client) (left []string, err error) {
 	for _, of := range []struct{ kind, why string }{
-		{kindClass, "a pod or ResourceClaim may still name it"}, {kindTaintRule, "it keeps new pods off the devices of its node"},
+		{kindClass, "a pod or ResourceClaim may still have a device by it"}, {kindTaintRule, "it keeps new pods off the devices of its node"},
 	} {
 		all, err := anyOf(ctx, c, kindOf(draGroup, "v1", of.kind))
 		if err != nil {

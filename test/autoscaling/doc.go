@@ -1,13 +1,13 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package autoscaling runs the controller that ships beside the real Karpenter, on a real API server. Karpenter is the
-// program of its Go module with the kwok provider, whose machines are Node objects and nothing else. The tests play the
-// rest of a machine: the kubelet, NVIDIA's programs (test/nodesim) and a GPU (test/gpu/sim), which the operator's agent
-// partitions.
+// Package autoscaling runs the controller that ships beside the real Karpenter and the real Kueue, on a real API server.
+// Both are the programs of their Go modules, Karpenter with the kwok provider, whose machines are Node objects and
+// nothing else. The tests play the rest of a machine: the kubelet, NVIDIA's programs (test/nodesim) and a GPU
+// (test/gpu/sim), which the operator's agent partitions.
 //
-// `make test` runs these tests, and `make autoscaling` only these. Building Karpenter takes three minutes of CPU time,
-// once, and each test waits for as long as Karpenter takes to look at a pending pod several times: it looks every 10 s.
+// `make test` runs these tests, and `make autoscaling` only these. Building them takes three and eight minutes of CPU
+// time, once, and each test waits for as long as Karpenter takes to look at a pending pod several times: it looks every 10 s.
 //
 // What they do not show:
 //   - A scheduler. The pod is pending in all tests, also while the node has room for it, so Karpenter looks at it all the time.

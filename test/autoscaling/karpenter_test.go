@@ -43,9 +43,11 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, "setting how many tests run at a time:", err)
 			os.Exit(1)
 		}
-		if _, err := karpenterProgram(); err != nil {
-			fmt.Fprintln(os.Stderr, "building Karpenter:", err)
-			os.Exit(1)
+		for _, program := range []func() (string, error){karpenterProgram, kueueProgram} {
+			if _, err := program(); err != nil {
+				fmt.Fprintln(os.Stderr, "building Karpenter and Kueue:", err)
+				os.Exit(1)
+			}
 		}
 		code, done, err := env.InNetworkOfItsOwn()
 		if err != nil {
@@ -66,7 +68,7 @@ func TestATaintThatTheNodePoolDoesNotListMultipliesNodes(t *testing.T) {
 	s := newSite(t, "[]")
 	s.playMachines(corev1.Taint{Key: v1alpha1.TaintStartup, Effect: corev1.TaintEffectNoSchedule})
 	close(s.toolkit)
-	s.pendingPod()
+	s.pendingPods(1, "nvidia.com/gpu")
 	s.Eventually(s.nodeClaims, wait, poll).ShouldNot(BeEmpty())
 	first := time.Now()
 	s.Eventually(s.nodeClaims, wait, poll).Should(HaveLen(4))
@@ -95,7 +97,7 @@ func TestANodeThatIsChangedAfterItWasReadyCostsOneNode(t *testing.T) {
 	s := newSite(t, "[]")
 	s.share()
 	close(s.toolkit)
-	s.pendingPod()
+	s.pendingPods(1, "nvidia.com/gpu")
 	s.Eventually(s.nodeClaims, wait, poll).Should(HaveLen(1))
 	s.Eventually(func() string { return s.initialized(s.nodeClaims()[0]) }, wait, poll).Should(Equal("Initialized"))
 	close(s.driver)
@@ -106,7 +108,7 @@ func TestANodeThatIsChangedAfterItWasReadyCostsOneNode(t *testing.T) {
 	t.Logf("NodeClaim 2 comes %s after the change began", time.Since(changed).Round(poll))
 	s.noMore(2, "while the GPU of the first is partitioned")
 	close(s.changing)
-	s.Eventually(s.gpus, wait, poll).Should(BeEquivalentTo(14))
+	s.advertise("nvidia.com/gpu", 14)
 	s.Expect(s.nodeClaims()).To(HaveLen(2))
 }
 
@@ -166,7 +168,7 @@ spec:
 // nor afterwards. What must hold meanwhile is checked too.
 func (s *site) onlyNode(meanwhile func()) {
 	s.t.Helper()
-	s.pendingPod()
+	s.pendingPods(1, "nvidia.com/gpu")
 	s.Eventually(s.nodeClaims, wait, poll).Should(HaveLen(1))
 	close(s.driver)
 	s.Eventually(s.partitioning, wait, poll).Should(BeTrue())
@@ -176,7 +178,7 @@ func (s *site) onlyNode(meanwhile func()) {
 	meanwhile()
 
 	close(s.changing)
-	s.Eventually(s.gpus, wait, poll).Should(BeEquivalentTo(7))
+	s.advertise("nvidia.com/gpu", 7)
 	s.Eventually(func() string { return s.initialized(s.nodeClaims()[0]) }, wait, poll).Should(Equal("Initialized"))
 	s.Eventually(s.taints, wait, poll).Should(BeEmpty())
 	s.t.Logf("the node is ready after %s", time.Since(s.requested).Round(poll))

@@ -190,16 +190,6 @@ func (s *site) taints() []string {
 	return keys
 }
 
-// gpus is how many nvidia.com/gpu all Nodes advertise.
-func (s *site) gpus() (sum int64) {
-	s.t.Helper()
-	for _, node := range s.nodes() {
-		count := node.Status.Allocatable["nvidia.com/gpu"]
-		sum += count.Value()
-	}
-	return sum
-}
-
 // partitioning reports whether the GPUs of a Node are being changed.
 func (s *site) partitioning() bool {
 	s.t.Helper()

@@ -10,9 +10,8 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -59,7 +58,7 @@ func TestAPodThatRequestsASharedGPU(t *testing.T) {
 
 	s.apply(fmt.Sprintf(shared, tenReplicas))
 	s.Eventually(s.nodeClaims, wait, poll).Should(HaveLen(1))
-	s.Eventually(func() int64 { return s.advertised("nvidia.com/gpu.shared") }, wait, poll).Should(BeEquivalentTo(10))
+	s.advertise("nvidia.com/gpu.shared", 10)
 	s.Eventually(func() string { return s.initialized(s.nodeClaims()[0]) }, wait, poll).Should(Equal("Initialized"))
 	s.Eventually(s.taints, wait, poll).Should(BeEmpty())
 	s.noMore(1, "once the node is ready")
@@ -82,7 +81,7 @@ func TestPodsThatRequestTwoProfiles(t *testing.T) {
 
 	s.apply(fmt.Sprintf(shared, twoProfiles))
 	s.Eventually(s.nodeClaims, wait, poll).Should(HaveLen(1))
-	s.Eventually(func() int64 { return s.advertised("nvidia.com/mig-1g.5gb") }, wait, poll).Should(BeEquivalentTo(2))
+	s.advertise("nvidia.com/mig-1g.5gb", 2)
 	s.Expect(s.advertised("nvidia.com/mig-3g.20gb")).To(BeEquivalentTo(1))
 	s.Eventually(func() string { return s.initialized(s.nodeClaims()[0]) }, wait, poll).Should(Equal("Initialized"))
 	s.noMore(1, "once the node is ready")
@@ -122,10 +121,16 @@ func (s *site) known() {
 }
 
 // autoscaling waits until the condition AutoscalingConfigured has a reason, and returns its message.
-func (s *site) autoscaling(reason string) (message string) {
+func (s *site) autoscaling(reason string) string {
+	s.t.Helper()
+	return s.reported(v1alpha1.ConditionAutoscalingConfigured, reason)
+}
+
+// reported waits until a condition of the policy has a reason, and returns its message.
+func (s *site) reported(kind, reason string) (message string) {
 	s.t.Helper()
 	s.Eventually(func() string {
-		c, _ := condition.Find(s.policy().Status.Conditions, v1alpha1.ConditionAutoscalingConfigured)
+		c, _ := condition.Find(s.policy().Status.Conditions, kind)
 		message = c.Message
 		return c.Reason
 	}, wait, poll).Should(Equal(reason), func() string { return message })
@@ -135,35 +140,30 @@ func (s *site) autoscaling(reason string) (message string) {
 // overlays are the NodeOverlays.
 func (s *site) overlays() []string {
 	s.t.Helper()
-	list := &unstructured.UnstructuredList{}
-	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "karpenter.sh", Version: "v1alpha1", Kind: "NodeOverlayList"})
-	s.Expect(s.client.List(s.t.Context(), list)).To(Succeed())
-	var names []string
-	for i := range list.Items {
-		names = append(names, list.Items[i].GetName())
-	}
-	return names
+	return s.names("v1alpha1", "NodeOverlay")
+}
+
+// advertise waits until all Nodes advertise so much of a resource.
+func (s *site) advertise(resource string, sum int) {
+	s.t.Helper()
+	s.Eventually(func() int64 { return s.advertised(resource) }, wait, poll).Should(BeEquivalentTo(sum))
 }
 
 // advertised is how much of a resource all Nodes advertise.
 func (s *site) advertised(resource string) (sum int64) {
 	s.t.Helper()
-	nodes := s.nodes()
-	for i := range nodes {
-		for name, quantity := range nodes[i].Status.Allocatable {
-			if string(name) == resource {
-				sum += quantity.Value()
-			}
-		}
+	for _, node := range s.nodes() {
+		count := node.Status.Allocatable[corev1.ResourceName(resource)]
+		sum += count.Value()
 	}
 	return sum
 }
 
-// pendingPods are pods that ask for one of a resource each.
+// pendingPods are pods that ask for one of a resource each, and stay pending.
 func (s *site) pendingPods(n int, resource string) {
 	s.t.Helper()
 	for i := range n {
-		s.pending(fmt.Sprintf("waiting-%s-%d", strings.ReplaceAll(resource, "/", "-"), i), resource)
+		s.unschedulable(s.pod(fmt.Sprintf("waiting-%s-%d", strings.ReplaceAll(resource, "/", "-"), i), resource, nil))
 	}
 	s.requested = time.Now()
 }

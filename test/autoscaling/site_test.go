@@ -77,20 +77,25 @@ type tainted struct {
 // taints, a list in YAML.
 func newSite(t *testing.T, startupTaints string, flags ...string) *site {
 	t.Helper()
-	if os.Getenv("GPUSHARING_PROGRAMS") == "" {
-		t.Skip("run by make test and make autoscaling")
-	}
-	karpenter, err := karpenterProgram()
-	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	module := moduleOf(t, "sigs.k8s.io/karpenter")
-	s := &site{WithT: NewWithT(t), t: t, dir: t.TempDir(), changing: make(chan struct{}), driver: make(chan struct{}), toolkit: make(chan struct{}), tainted: tainted{keys: map[string]bool{}}}
+	module := moduleOf(t, "karpenter", "sigs.k8s.io/karpenter")
+	s := newCluster(t, filepath.Join(module, "pkg", "apis", "crds"), filepath.Join(module, "kwok", "apis", "crds"))
+	s.recordTaints()
+	s.apply("{apiVersion: karpenter.kwok.sh/v1alpha1, kind: KWOKNodeClass, metadata: {name: default}, spec: {}}")
+	s.apply(fmt.Sprintf(nodePool, startupTaints))
+	s.startKarpenter(flags...)
+	return s
+}
+
+// newCluster starts a cluster with NVIDIA's GPU Operator and the CRDs of these folders.
+func newCluster(t *testing.T, crds ...string) *site {
+	t.Helper()
+	s := &site{WithT: NewWithT(t), t: t, dir: t.TempDir(), requested: time.Now(), changing: make(chan struct{}), driver: make(chan struct{}), toolkit: make(chan struct{}), tainted: tainted{keys: map[string]bool{}}}
 	root, err := os.OpenRoot(s.dir)
 	s.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { _ = root.Close() })
 	s.root = root
-	s.cluster = env.Start(t, env.WithNVIDIA(),
-		env.WithFlag("advertise-address", "192.0.2.1"), // there is no route by which it could find one
-		env.WithCRDs(filepath.Join(module, "pkg", "apis", "crds"), filepath.Join(module, "kwok", "apis", "crds")))
+	s.cluster = env.Start(t, env.WithNVIDIA(), env.WithCRDs(crds...),
+		env.WithFlag("advertise-address", "192.0.2.1")) // there is no route by which it could find one
 	s.client = s.cluster.Client
 	for _, name := range []string{own, nvidia} {
 		s.Expect(s.client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})).To(Succeed())
@@ -98,11 +103,6 @@ func newSite(t *testing.T, startupTaints string, flags ...string) *site {
 	s.apply(clusterPolicy)
 	operator := &nodesim.GPUOperator{Client: s.client, Namespace: nvidia, Clock: clock.RealClock{}, Tell: func(string, ...any) {}}
 	s.background(func(ctx context.Context) { operator.Run(ctx, time.Second) })
-
-	s.recordTaints()
-	s.apply("{apiVersion: karpenter.kwok.sh/v1alpha1, kind: KWOKNodeClass, metadata: {name: default}, spec: {}}")
-	s.apply(fmt.Sprintf(nodePool, startupTaints))
-	s.startKarpenter(karpenter, flags...)
 	return s
 }
 
@@ -146,26 +146,33 @@ const instanceTypes = `[{"name": "gpu.one", "architecture": "amd64", "operatingS
 		{"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]},
 		{"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["zone-a"]}]}]}]`
 
-// karpenterProgram is the path of Karpenter, which is built if it was not yet. That needs a network.
-var karpenterProgram = sync.OnceValues(func() (string, error) {
-	root, err := env.Root()
-	if err != nil {
-		return "", err
-	}
-	build := exec.Command(filepath.Join(root, "hack", "karpenter", "build.sh"))
-	build.Stderr = os.Stderr
-	path, err := build.Output()
-	return strings.TrimSpace(string(path)), err
-})
+// The paths of programs, which are built if they were not yet. That needs a network.
+var karpenterProgram, kueueProgram = built("karpenter"), built("kueue")
 
-// moduleOf is the folder with the source of a module that hack/karpenter names.
-func moduleOf(t *testing.T, path string) string {
+func built(name string) func() (string, error) {
+	return sync.OnceValues(func() (string, error) {
+		root, err := env.Root()
+		if err != nil {
+			return "", err
+		}
+		build := exec.Command(filepath.Join(root, "hack", name, "build.sh"))
+		build.Stderr = os.Stderr
+		path, err := build.Output()
+		return strings.TrimSpace(string(path)), err
+	})
+}
+
+// moduleOf is the folder with the source of the module of a program, without which the test is skipped.
+func moduleOf(t *testing.T, program, path string) string {
 	t.Helper()
+	if os.Getenv("GPUSHARING_PROGRAMS") == "" {
+		t.Skip("run by make test and make autoscaling")
+	}
 	g := NewWithT(t)
 	root, err := env.Root()
 	g.Expect(err).NotTo(HaveOccurred())
 	download := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", path)
-	download.Dir = filepath.Join(root, "hack", "karpenter")
+	download.Dir = filepath.Join(root, "hack", program)
 	out, err := download.Output()
 	g.Expect(err).NotTo(HaveOccurred(), string(out))
 	var module struct{ Dir string }
@@ -216,8 +223,10 @@ func (s *site) everTainted() []string {
 	return keys
 }
 
-func (s *site) startKarpenter(program string, flags ...string) {
+func (s *site) startKarpenter(flags ...string) {
 	s.t.Helper()
+	program, err := karpenterProgram()
+	s.Expect(err).NotTo(HaveOccurred())
 	file := filepath.Join(s.dir, "instance-types.json")
 	s.Expect(os.WriteFile(file, []byte(instanceTypes), 0o600)).To(Succeed())
 	port := s.freePort()
@@ -292,30 +301,32 @@ func (s *site) background(run func(context.Context)) {
 // apply applies an object, as kubectl does.
 func (s *site) apply(object string) {
 	s.t.Helper()
+	s.Expect(s.tryApply(object)).To(Succeed())
+}
+
+func (s *site) tryApply(object string) error {
 	o := &unstructured.Unstructured{}
 	s.Expect(yaml.Unmarshal([]byte(object), &o.Object)).To(Succeed())
-	s.Expect(s.cluster.ApplyObject(s.t.Context(), o)).To(Succeed())
+	return s.cluster.ApplyObject(s.t.Context(), o)
 }
 
-// pendingPod creates a pod that asks for a GPU.
-func (s *site) pendingPod() {
-	s.t.Helper()
-	s.pending("waiting", "nvidia.com/gpu")
-	s.requested = time.Now()
-}
-
-// pending creates a pod that asks for a resource. It is pending for the rest of the test: the scheduler found no node
-// for it.
-func (s *site) pending(name, requests string) {
+// pod creates a pod that asks for a resource.
+func (s *site) pod(name, requests string, labels map[string]string) *corev1.Pod {
 	s.t.Helper()
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name},
+		ObjectMeta: metav1.ObjectMeta{Namespace: users, Name: name, Labels: labels},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{
 			Name: "main", Image: "example.invalid/main",
 			Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceName(requests): resource.MustParse("1")}},
 		}}},
 	}
 	s.Expect(s.client.Create(s.t.Context(), pod)).To(Succeed())
+	return pod
+}
+
+// unschedulable says of a pod that the scheduler found no node for it.
+func (s *site) unschedulable(pod *corev1.Pod) {
+	s.t.Helper()
 	pod.Status.Conditions = []corev1.PodCondition{{
 		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, LastTransitionTime: metav1.Now(),
 	}}
@@ -325,13 +336,18 @@ func (s *site) pending(name, requests string) {
 // nodeClaims are the machines that Karpenter has started, in the order of their creation.
 func (s *site) nodeClaims() []string {
 	s.t.Helper()
+	return s.names("v1", "NodeClaim")
+}
+
+// names are those of all objects of a kind of Karpenter, in the order of their creation.
+func (s *site) names(version, kind string) (names []string) {
+	s.t.Helper()
 	list := &unstructured.UnstructuredList{}
-	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "karpenter.sh", Version: "v1", Kind: "NodeClaimList"})
+	list.SetGroupVersionKind(schema.GroupVersionKind{Group: "karpenter.sh", Version: version, Kind: kind + "List"})
 	s.Expect(s.client.List(s.t.Context(), list)).To(Succeed())
 	slices.SortFunc(list.Items, func(a, b unstructured.Unstructured) int {
 		return a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time)
 	})
-	var names []string
 	for i := range list.Items {
 		names = append(names, list.Items[i].GetName())
 	}

@@ -48,6 +48,9 @@ func settled(ctx context.Context) found {
 		g.Expect(err).NotTo(HaveOccurred())
 		g.Expect(now.ConfigMaps).NotTo(HaveKey(ourConfigMap))
 		g.Expect(now.Labels).To(HaveKeyWithValue("nvidia.com/gpu.count", strconv.Itoa(len(fitted))))
+		// On a machine with much else to do, NVIDIA's programs are seconds late to start anew.
+		g.Expect(now.Offered).To(Equal(map[string]int64{"nvidia.com/gpu": int64(len(fitted))}))
+		g.Expect(now.Labels).To(HaveKeyWithValue("nvidia.com/mig.strategy", "single"))
 		// GPU Feature Discovery looks once a minute. Until then it reports instances that are gone; after begin there
 		// are none.
 		g.Expect(slices.Collect(maps.Keys(now.Labels))).NotTo(ContainElement(MatchRegexp(`^nvidia\.com/mig-\d`)))

@@ -201,7 +201,7 @@ func tenantBesideMPS(mallory *client.Client) {
 
 	It("keeps the module of NVIDIA's driver from no upgrade by them", func(ctx SpecContext) {
 		stay := expectSpared(ctx)
-		Expect(replaceDriver(ctx, &gpuoperator.Upgrade{Version: tenantUpgrade})).To(BeEmpty(), "attempts to unload that failed")
+		expectUnloaded(ctx, &gpuoperator.Upgrade{Version: tenantUpgrade})
 		expectAllocatable(ctx, map[string]int64{gpuShared: 20})
 		expectReady(ctx, "shared")
 		expectNothingLeft(ctx)

@@ -118,6 +118,12 @@ func noCause[M Machine](w World[M], by *v1alpha1.GPUSharingPolicy, n v1alpha1.Pe
 		return "there is no such node"
 	}
 	m, r := all[at], by.Spec.Rollout
+	failed := by.Status.Nodes.Failed
+	for _, o := range by.Status.Pending {
+		if o.Reason == v1alpha1.ReasonDrainTimedOut { // what users keep from changing tells nothing of the change
+			failed--
+		}
+	}
 	for _, cause := range []struct {
 		reasons   []string
 		is        bool
@@ -125,7 +131,7 @@ func noCause[M Machine](w World[M], by *v1alpha1.GPUSharingPolicy, n v1alpha1.Pe
 	}{
 		{[]string{v1alpha1.ReasonWaitingForBudget, v1alpha1.ReasonWaitingForFirst}, false, "nothing goes on that it could wait for"},
 		{[]string{v1alpha1.ReasonPaused}, r.Paused, "it is not paused"},
-		{[]string{v1alpha1.ReasonRolloutHalted}, by.Status.Nodes.Failed >= r.FailureThreshold, "fewer nodes failed than may"},
+		{[]string{v1alpha1.ReasonRolloutHalted}, failed >= r.FailureThreshold, "fewer nodes failed than may"},
 		{[]string{v1alpha1.ReasonConfiguringDevicePlugin}, false, "all is configured"},
 		{[]string{v1alpha1.ReasonAgentNotReporting}, !w.AgentRuns(m), "the agent is Ready"},
 		{[]string{v1alpha1.ReasonDRADriverActive, v1alpha1.ReasonSlicerActive}, w.OfferedByOthers(m, n.Reason), "nobody else offers the GPUs"},

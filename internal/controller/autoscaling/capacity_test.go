@@ -18,6 +18,16 @@ import (
 	pure "github.com/gpusharing/gpu-sharing-operator/internal/engine/autoscaling"
 )
 
+const ofClusterAPI = `
+apiVersion: gpusharing.io/v1alpha1
+kind: GPUSharingPolicy
+metadata: {name: research}
+spec:
+  nodeSelector: {matchLabels: {node-restriction.kubernetes.io/pool: gpu}}
+  sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 10}, advertise: {renameByDefault: true}}
+  autoscaling: {mode: Manage, nodeShapes: [{product: Tesla-T4, gpusPerNode: 1, nodeGroups: [{kind: MachineDeployment, namespace: capi, name: gpu}]}]}
+`
+
 // TestTheCapacityOfAnInfrastructureTemplate: what it says of whole GPUs, which no annotation hides, is reported before the first pod waits, with
 // the rights that Manage needs. Without them the group says what to look at.
 func TestTheCapacityOfAnInfrastructureTemplate(t *testing.T) {
@@ -31,22 +41,14 @@ func TestTheCapacityOfAnInfrastructureTemplate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, c.rights...)
-			s.Expect(s.client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "capi"}})).To(Succeed())
+			s.apply("{apiVersion: v1, kind: Namespace, metadata: {name: capi}}")
 			template := s.apply("{apiVersion: infrastructure.cluster.x-k8s.io/v1beta2, kind: AWSMachineTemplate, metadata: {name: gpu-template, namespace: capi}, spec: {}}")
 			template.Object["status"] = map[string]any{"capacity": map[string]any{"cpu": "96", "nvidia.com/gpu": "1"}}
 			s.Expect(s.client.Status().Update(t.Context(), template)).To(Succeed())
 			s.apply("{apiVersion: cluster.x-k8s.io/v1beta2, kind: MachineDeployment, metadata: {name: gpu, namespace: capi}, spec: {template: {metadata: {labels: " +
 				"{node-restriction.kubernetes.io/pool: gpu}}, spec: {infrastructureRef: {apiGroup: infrastructure.cluster.x-k8s.io, kind: AWSMachineTemplate, name: gpu-template}}}}}")
 			s.start()
-			s.apply(`
-apiVersion: gpusharing.io/v1alpha1
-kind: GPUSharingPolicy
-metadata: {name: research}
-spec:
-  nodeSelector: {matchLabels: {node-restriction.kubernetes.io/pool: gpu}}
-  sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 10}, advertise: {renameByDefault: true}}
-  autoscaling: {mode: Manage, nodeShapes: [{product: Tesla-T4, gpusPerNode: 1, nodeGroups: [{kind: MachineDeployment, namespace: capi, name: gpu}]}]}
-`)
+			s.apply(ofClusterAPI)
 			s.Expect(s.reports(c.reason)).To(ContainSubstring(c.says))
 		})
 	}
@@ -58,22 +60,12 @@ spec:
 func TestAnnotationsThatClusterAPICopies(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, manage)
-	s.Expect(s.client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "capi"}})).To(Succeed())
+	s.apply("{apiVersion: v1, kind: Namespace, metadata: {name: capi}}")
 	deployment := s.apply("{apiVersion: cluster.x-k8s.io/v1beta2, kind: MachineDeployment, metadata: {name: gpu, namespace: capi}, spec: {template: {metadata: {labels: {node-restriction.kubernetes.io/pool: gpu}}}}}")
 	set := s.apply("{apiVersion: cluster.x-k8s.io/v1beta2, kind: MachineSet, metadata: {name: gpu-abc, namespace: capi, ownerReferences: " +
 		"[{apiVersion: cluster.x-k8s.io/v1beta2, kind: MachineDeployment, name: gpu, controller: true, uid: " + string(deployment.GetUID()) + "}]}, spec: {}}")
 	s.start()
-	s.apply(`
-apiVersion: gpusharing.io/v1alpha1
-kind: GPUSharingPolicy
-metadata: {name: research}
-spec:
-  nodeSelector: {matchLabels: {node-restriction.kubernetes.io/pool: gpu}}
-  sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 10}, advertise: {renameByDefault: true}}
-  autoscaling:
-    mode: Manage
-    nodeShapes: [{product: Tesla-T4, gpusPerNode: 1, nodeGroups: [{kind: MachineDeployment, namespace: capi, name: gpu}]}]
-`)
+	s.apply(ofClusterAPI)
 	counts := func(o *unstructured.Unstructured) func() map[string]string {
 		return func() map[string]string {
 			s.Expect(s.client.Get(t.Context(), client.ObjectKeyFromObject(o), o)).To(Succeed())
@@ -97,8 +89,7 @@ spec:
 		replicas int32
 		count    string
 	}{{4, "4"}, {5, "5"}, {6, "6"}} {
-		p := &v1alpha1.GPUSharingPolicy{}
-		s.Expect(s.client.Get(t.Context(), client.ObjectKey{Name: "research"}, p)).To(Succeed())
+		p := s.policy()
 		p.Spec.Sharing.TimeSlicing.Replicas = c.replicas
 		s.Expect(s.client.Update(t.Context(), p)).To(Succeed())
 		s.Eventually(counts(deployment), wait, poll).Should(HaveKeyWithValue(pure.AnnotationGPUCount, c.count))
@@ -133,8 +124,7 @@ spec:
   autoscaling: {nodeShapes: [{product: Tesla-T4, gpusPerNode: 1, nodeGroups: [{kind: EKSNodeGroup, name: gpu}]}]}
 `)
 	s.Expect(s.reports(v1alpha1.ReasonAdviceOnly)).To(ContainSubstring("tells its group and has a label"))
-	p := &v1alpha1.GPUSharingPolicy{}
-	s.Expect(s.client.Get(t.Context(), client.ObjectKey{Name: "research"}, p)).To(Succeed())
+	p := s.policy()
 	p.Status.Conditions = append(p.Status.Conditions, metav1.Condition{ // by the rollout, which does not run here
 		Type: v1alpha1.ConditionTainted, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonTaintsPresent, LastTransitionTime: metav1.Now(),
 	})

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -148,7 +150,10 @@ func (c *Controller) gather(ctx context.Context) (*autoscaling.Snapshot, error) 
 	for object, r := range c.refused {
 		s.Refused[object] = r.Refusal
 	}
-	return s, errors.Join(c.gatherNodes(ctx, s), c.gatherGroups(ctx, s))
+	if err := c.gatherGroups(ctx, s); err != nil {
+		return nil, err
+	}
+	return s, c.gatherNodes(ctx, s)
 }
 
 func (c *Controller) gatherNodes(ctx context.Context, s *autoscaling.Snapshot) error {
@@ -156,20 +161,22 @@ func (c *Controller) gatherNodes(ctx context.Context, s *autoscaling.Snapshot) e
 	if err := c.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("reading nodes: %w", err)
 	}
+	if !s.NeedsNodes(nodes.Items) {
+		return nil
+	}
 	if err := c.client.List(ctx, gpuNodes, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("reading GPUNodes: %w", err)
 	}
-	read, of := cluster.Snapshot{}, cluster.ByName(gpuNodes.Items)
+	of := cluster.ByName(gpuNodes.Items)
 	for i := range nodes.Items {
-		if n := &nodes.Items[i]; of[n.Name] == nil && autoscaling.Starts(n, s.Now) {
+		n := &nodes.Items[i]
+		switch gpuNode := of[n.Name]; {
+		case gpuNode != nil:
+			s.Nodes = append(s.Nodes, cluster.NodeOf(n, gpuNode))
+		case autoscaling.Starts(n, s.Now):
 			s.Starting = append(s.Starting, cluster.NodeAlone(n))
 		}
 	}
-	if len(s.Policies) == 0 {
-		return nil
-	}
-	read.AddNodes(nodes.Items, of)
-	s.Nodes = read.Nodes
 	return c.gatherDiscovery(ctx, s)
 }
 
@@ -195,18 +202,20 @@ func (c *Controller) gatherDiscovery(ctx context.Context, s *autoscaling.Snapsho
 func (c *Controller) gatherGroups(ctx context.Context, s *autoscaling.Snapshot) error {
 	var errs []error
 	for _, of := range []kind{nodePools, overlays, deployments, sets, openShifts, versionKinds} {
-		all, version, err := c.kinds.list(ctx, of)
+		all := &unstructured.UnstructuredList{}
+		version, err := c.kinds.list(ctx, of, all)
 		errs = append(errs, err)
-		for i := range all {
-			s.Add(&all[i])
+		for i := range all.Items {
+			s.Add(&all.Items[i])
 		}
 		if of == overlays {
 			s.OverlayVersion = version.GroupVersion().String()
 		}
 	}
-	made, err := c.kinds.machines(ctx)
-	for i := range made {
-		s.AddMachine(&made[i])
+	made := &metav1.PartialObjectMetadataList{}
+	_, err := c.kinds.list(ctx, machines, made)
+	for i := range made.Items {
+		s.AddMachine(&made.Items[i])
 	}
 	c.gatherCapacities(ctx, s)
 	return errors.Join(append(errs, err)...)
@@ -225,10 +234,6 @@ func (c *Controller) cannotRead(ctx context.Context, why error) error {
 	return c.reportUnread(ctx, fmt.Sprintf("The controller has decided nothing about node groups since %s: %v", c.unread.UTC().Format(time.RFC3339), why))
 }
 
-func queueOptions() workqueue.TypedRateLimiter[Request] {
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[Request](minBackoff, maxBackoff)
-}
-
 // gathering is how long events are collected before a reconcile. A reconcile goes over all nodes, and autoscalers look
 // every ten seconds.
 const gathering = time.Second
@@ -240,7 +245,10 @@ func (c *Controller) Register(mgr manager.Manager) error {
 	}
 	return builder.TypedControllerManagedBy[Request](mgr).
 		Named(c.Name()).
-		WithOptions(controller.TypedOptions[Request]{MaxConcurrentReconciles: 1, ReconciliationTimeout: reconcileTimeout, RateLimiter: queueOptions()}).
+		WithOptions(controller.TypedOptions[Request]{
+			MaxConcurrentReconciles: 1, ReconciliationTimeout: reconcileTimeout,
+			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[Request](minBackoff, maxBackoff),
+		}).
 		Watches(&v1alpha1.GPUSharingPolicy{}, wake(), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&v1alpha1.GPUNode{}, wake(), builder.WithPredicates(updates(sameGPUs))).
 		Watches(&corev1.Node{}, wake(), builder.WithPredicates(updates(sameNode))).
@@ -258,10 +266,9 @@ func wake() handler.TypedEventHandler[client.Object, Request] {
 	type queue = workqueue.TypedRateLimitingInterface[Request]
 	add := func(q queue) { q.AddAfter(Request{}, gathering) }
 	return handler.TypedFuncs[client.Object, Request]{
-		CreateFunc:  func(_ context.Context, _ event.TypedCreateEvent[client.Object], q queue) { add(q) },
-		UpdateFunc:  func(_ context.Context, _ event.TypedUpdateEvent[client.Object], q queue) { add(q) },
-		DeleteFunc:  func(_ context.Context, _ event.TypedDeleteEvent[client.Object], q queue) { add(q) },
-		GenericFunc: func(_ context.Context, _ event.TypedGenericEvent[client.Object], q queue) { add(q) },
+		CreateFunc: func(_ context.Context, _ event.TypedCreateEvent[client.Object], q queue) { add(q) },
+		UpdateFunc: func(_ context.Context, _ event.TypedUpdateEvent[client.Object], q queue) { add(q) },
+		DeleteFunc: func(_ context.Context, _ event.TypedDeleteEvent[client.Object], q queue) { add(q) },
 	}
 }
 

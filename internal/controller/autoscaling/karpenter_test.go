@@ -67,28 +67,34 @@ func TestANodeOverlayStaysWhenThePoliciesGoWithTheirKind(t *testing.T) {
 	s.apply(renamedReplicas)
 	s.Eventually(s.overlays, wait, poll).Should(HaveLen(1))
 	was := s.overlays()[0].GetUID()
-	definition := &unstructured.Unstructured{}
-	definition.SetGroupVersionKind(pluginconfig.Definitions().GroupVersionKind())
-	definition.SetName(pluginconfig.PolicyDefinition)
 	s.Expect(s.cluster.DeleteKind(t.Context(), pluginconfig.PolicyDefinition)).To(Succeed())
 	s.Eventually(func() bool {
-		return apierrors.IsNotFound(s.client.Get(t.Context(), client.ObjectKeyFromObject(definition), pluginconfig.Definitions()))
+		return apierrors.IsNotFound(s.client.Get(t.Context(), client.ObjectKey{Name: pluginconfig.PolicyDefinition}, pluginconfig.Definitions()))
 	}, wait, poll).Should(BeTrue())
 	s.Consistently(s.overlays, 3*time.Second, poll).Should(ConsistOf(HaveField("GetUID()", was)))
 	s.Expect(s.cluster.Apply(t.Context(), "config/crd/gpusharing.io_gpusharingpolicies.yaml")).To(Succeed())
 	s.Eventually(s.overlays, time.Minute, poll).Should(BeEmpty(), "the kind is back, and no policy asks for it")
 }
 
-// TestKindsOfKarpenterThatComeLater: nothing is watched before, and everything is written in the version that is
-// served.
+// TestKindsOfKarpenterThatComeLater: nothing is watched before, and everything is written in the version that is served. Without node groups
+// nobody reads what agents report, and a policy that names none reports nothing.
 func TestKindsOfKarpenterThatComeLater(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, manage)
 	s.Expect(s.cluster.Serve(t.Context(), "nodeoverlays.karpenter.sh")).To(Succeed())
-	s.apply(nodePool)
+	s.node("worker-1", "Tesla-T4", 1, map[string]string{"a": "b"}, nil)
 	s.start()
+	other := s.apply("{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: other}, spec: " +
+		"{nodeSelector: {matchLabels: {a: b}}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 8}}}}")
 	s.apply(renamedReplicas)
+	s.reports(v1alpha1.ReasonNodeGroupNotFound)
+	s.Expect(s.reads.Load()).To(BeZero())
+	s.apply(nodePool)
 	s.reports(v1alpha1.ReasonOverlayNotServed)
+	s.Expect(s.reads.Load()).NotTo(BeZero())
+	was := other.GetResourceVersion()
+	s.Expect(s.client.Get(t.Context(), client.ObjectKeyFromObject(other), other)).To(Succeed())
+	s.Expect(other.GetResourceVersion()).To(Equal(was))
 	s.Expect(s.cluster.Serve(t.Context(), "nodeoverlays.karpenter.sh", "v1beta1")).To(Succeed())
 	s.reports(v1alpha1.ReasonConfiguring)
 	o := &unstructured.UnstructuredList{}
@@ -97,17 +103,6 @@ func TestKindsOfKarpenterThatComeLater(t *testing.T) {
 		err := s.client.List(t.Context(), o)
 		return o.Items, err
 	}, wait, poll).Should(HaveLen(1))
-}
-
-// TestAClusterWithoutNodeGroups: nothing is reported, and nothing written.
-func TestAClusterWithoutNodeGroups(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	s.node("worker-1", "Tesla-T4", 1, nil, nil)
-	s.start()
-	s.apply("{apiVersion: gpusharing.io/v1alpha1, kind: GPUSharingPolicy, metadata: {name: research}, spec: " +
-		"{nodeSelector: {}, sharing: {strategy: TimeSlicing, timeSlicing: {replicas: 8}}}}")
-	s.Consistently(s.groups, 2*time.Second, poll).Should(BeEmpty())
 }
 
 // TestAdviseIsTheDefault: nothing is written, not even with the rights.

@@ -149,31 +149,16 @@ func viewOf(cached any) view {
 }
 
 // list reads the objects of a kind; the version is empty if the kind is not served.
-func (k *kinds) list(ctx context.Context, of kind) ([]unstructured.Unstructured, schema.GroupVersionKind, error) {
+func (k *kinds) list(ctx context.Context, of kind, all client.ObjectList) (schema.GroupVersionKind, error) {
 	version, err := k.follow(ctx, of)
 	if err != nil || version.Empty() {
-		return nil, version, err
+		return version, err
 	}
-	all := &unstructured.UnstructuredList{}
-	all.SetGroupVersionKind(version.GroupVersion().WithKind(version.Kind + "List"))
+	all.GetObjectKind().SetGroupVersionKind(version.GroupVersion().WithKind(version.Kind + "List"))
 	if err := k.cache.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, version, fmt.Errorf("reading %s: %w", of.definition, err)
+		return version, fmt.Errorf("reading %s: %w", of.definition, err)
 	}
-	return all.Items, version, nil
-}
-
-// machines reads the Machines of OpenShift.
-func (k *kinds) machines(ctx context.Context) ([]metav1.PartialObjectMetadata, error) {
-	version, err := k.follow(ctx, machines)
-	if err != nil || version.Empty() {
-		return nil, err
-	}
-	all := &metav1.PartialObjectMetadataList{}
-	all.SetGroupVersionKind(version.GroupVersion().WithKind(version.Kind + "List"))
-	if err := k.cache.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("reading %s: %w", machines.definition, err)
-	}
-	return all.Items, nil
+	return version, nil
 }
 
 // slim keeps of Machines which MachineSet owns them. A cluster has one for each node.

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -99,10 +98,10 @@ func (s *site) controller(manager string, change func(*unstructured.Unstructured
 }
 
 // openShift makes the cluster one of OpenShift 4.19 with MachineSet gpu.
-func (s *site) openShift() {
+func (s *site) openShift() (version *unstructured.Unstructured) {
 	s.t.Helper()
-	s.Expect(s.client.Create(s.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "openshift-machine-api"}})).To(Succeed())
-	version := s.apply("{apiVersion: config.openshift.io/v1, kind: ClusterVersion, metadata: {name: version}, spec: {}}")
+	s.apply("{apiVersion: v1, kind: Namespace, metadata: {name: openshift-machine-api}}")
+	version = s.apply("{apiVersion: config.openshift.io/v1, kind: ClusterVersion, metadata: {name: version}, spec: {}}")
 	version.Object["status"] = map[string]any{"desired": map[string]any{"version": "4.19.3"}}
 	s.Expect(s.client.Status().Update(s.t.Context(), version)).To(Succeed())
 	s.apply(`
@@ -111,6 +110,7 @@ kind: MachineSet
 metadata: {name: gpu, namespace: openshift-machine-api, annotations: {team: a}}
 spec: {replicas: 0, template: {spec: {metadata: {labels: {pool: gpu}}}}}
 `)
+	return version
 }
 
 const eightReplicas = `
@@ -206,13 +206,11 @@ func TestAMachineSetThatGoes(t *testing.T) {
 	for range 5 {
 		s.apply(eightReplicas)
 		s.Eventually(s.groups, wait, poll).ShouldNot(BeEmpty())
-		s.Expect(s.client.Delete(t.Context(), s.machineSet())).To(Succeed())
+		set := s.machineSet()
+		s.Expect(s.client.Delete(t.Context(), set)).To(Succeed())
 		s.reports(v1alpha1.ReasonNodeGroupNotFound)
-		set := &unstructured.Unstructured{}
-		set.SetAPIVersion("machine.openshift.io/v1beta1")
-		set.SetKind("MachineSet")
 		s.Consistently(func() bool {
-			return apierrors.IsNotFound(s.client.Get(context.Background(), client.ObjectKey{Namespace: "openshift-machine-api", Name: "gpu"}, set))
+			return apierrors.IsNotFound(s.client.Get(context.Background(), client.ObjectKeyFromObject(set), set))
 		}, time.Second, poll).Should(BeTrue())
 		s.deletePolicy()
 		s.apply("{apiVersion: machine.openshift.io/v1beta1, kind: MachineSet, metadata: {name: gpu, namespace: openshift-machine-api}, " +
@@ -254,10 +252,7 @@ func TestANodeTellsItsMachineSet(t *testing.T) {
 func TestAnUpgradeOfOpenShift(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, manage)
-	s.openShift()
-	version := &unstructured.Unstructured{}
-	version.SetAPIVersion("config.openshift.io/v1")
-	version.SetKind("ClusterVersion")
+	version := s.openShift()
 	is := func(reported string) {
 		s.Expect(s.client.Get(t.Context(), client.ObjectKey{Name: "version"}, version)).To(Succeed())
 		s.Expect(unstructured.SetNestedField(version.Object, reported, "status", "desired", "version")).To(Succeed())

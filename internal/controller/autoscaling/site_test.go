@@ -6,6 +6,7 @@ package autoscaling_test
 import (
 	"context"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -54,6 +55,20 @@ type site struct {
 	cluster *env.Cluster
 	client  client.WithWatch
 	denied  float64
+	reads   atomic.Int32 // of what agents report
+}
+
+// counting counts reads of what agents report.
+type counting struct {
+	client.Client
+	reads *atomic.Int32
+}
+
+func (c counting) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	if _, is := list.(*v1alpha1.GPUNodeList); is {
+		c.reads.Add(1)
+	}
+	return c.Client.List(ctx, list, opts...)
 }
 
 func newSite(t *testing.T, rights ...string) *site {
@@ -83,7 +98,7 @@ func (s *site) start() {
 	groups, err := cache.New(mgr.GetConfig(), options)
 	s.Expect(err).NotTo(HaveOccurred())
 	clk := clock.RealClock{}
-	s.Expect(autoscaling.New(mgr.GetClient(), autoscaling.Options{
+	s.Expect(autoscaling.New(counting{mgr.GetClient(), &s.reads}, autoscaling.Options{
 		Cache: groups, Reader: mgr.GetAPIReader(), PluginConfig: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), clk, pluginconfig.StandAlone{}), Clock: clk, Events: events.NewFakeRecorder(1000),
 	}).Register(mgr)).To(Succeed())
 	ctx, stop := context.WithCancel(s.t.Context())
@@ -122,13 +137,15 @@ func (s *site) node(name, product string, count int, labels, annotations map[str
 	s.Expect(s.client.Status().Update(s.t.Context(), gpuNode)).To(Succeed())
 }
 
-// groups are the node groups that policy research reports.
-func (s *site) groups() []v1alpha1.NodeGroupStatus {
+func (s *site) policy() *v1alpha1.GPUSharingPolicy {
 	s.t.Helper()
 	p := &v1alpha1.GPUSharingPolicy{}
 	s.Expect(s.client.Get(s.t.Context(), client.ObjectKey{Name: "research"}, p)).To(Succeed())
-	return p.Status.NodeGroups
+	return p
 }
+
+// groups are the node groups that policy research reports.
+func (s *site) groups() []v1alpha1.NodeGroupStatus { return s.policy().Status.NodeGroups }
 
 // reports waits until the only node group and the condition of policy research report a reason, and returns the
 // message.
@@ -136,8 +153,7 @@ func (s *site) reports(reason string) string {
 	s.t.Helper()
 	var message string
 	s.Eventually(func(g Gomega) {
-		p := &v1alpha1.GPUSharingPolicy{}
-		g.Expect(s.client.Get(s.t.Context(), client.ObjectKey{Name: "research"}, p)).To(Succeed())
+		p := s.policy()
 		g.Expect(p.Status.NodeGroups).To(HaveLen(1))
 		g.Expect(p.Status.NodeGroups[0].Reason).To(Equal(reason), p.Status.NodeGroups[0].Message)
 		c, found := condition.Find(p.Status.Conditions, v1alpha1.ConditionAutoscalingConfigured)

@@ -202,6 +202,7 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 	from := len(r.pool.GPUs)
 	for i := range devices {
 		d := &devices[i]
+		d.Holders = slices.DeleteFunc(d.Holders, func(h gpu.Holder) bool { return !isOn(n, h) })
 		of := plan.LayoutOf(*p.Spec.Sharing.MIG, *d)
 		if !plan.Matches(p.Spec.GPUSelector, *d) || of == nil || of.OnDemand == nil || len(d.Profiles) == 0 {
 			continue
@@ -226,6 +227,12 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 	r.nodes = append(r.nodes, n)
 	r.noteMost(r.pool.GPUs[from:])
 	r.promise(n, devices, r.pool.GPUs[from:], now)
+}
+
+// isOn reports whether the pod that an agent reports to hold a GPU is still on its node. What one had that has ended is the scheduler's to give, while
+// the agent has not seen that yet; nothing destroys it, since it is not known to be idle.
+func isOn(n *cluster.Node, h gpu.Holder) bool {
+	return slices.ContainsFunc(n.Pods, func(p cluster.Pod) bool { return p.Namespace == h.Namespace && p.Name == h.Pod })
 }
 
 // layout is one of a policy, on GPUs that can hold the same.
@@ -297,7 +304,8 @@ func holderOf(d *gpu.Device, instance int) string {
 }
 
 // promise gives idle instances to pods that are bound to their node and are not reported to hold any yet, or just now, when what is reported can be of a
-// former pod of that name. It goes by name: which instance each has does not follow the order in which the cache lists them.
+// former pod of that name. Where that is as much as the pod asks for, it has that or others in its place, which so are not destroyed. It goes by name: which
+// instance each has does not follow the order in which the cache lists them.
 func (r *review) promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU, now time.Time) {
 	var pods []*cluster.Pod
 	for i := range n.Pods {
@@ -310,23 +318,40 @@ func (r *review) promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GP
 	})
 	for _, pod := range pods {
 		r.look(pod.Scheduled.Add(timing.ReportAfter))
-		holds := now.Sub(pod.Scheduled) >= timing.ReportAfter && slices.ContainsFunc(devices, func(d gpu.Device) bool {
+		name, late := pod.Namespace+"/"+pod.Name, now.Sub(pod.Scheduled) >= timing.ReportAfter
+		switch {
+		case late && slices.ContainsFunc(devices, func(d gpu.Device) bool {
 			return slices.ContainsFunc(d.Holders, func(h gpu.Holder) bool { return h.Namespace == pod.Namespace && h.Pod == pod.Name })
-		})
-		if !holds {
-			giveIdle(gpus, pod.Requests, pod.Namespace+"/"+pod.Name)
+		}):
+		case !late && maps.Equal(held(gpus, name), pod.Requests):
+			giveIdle(gpus, pod.Requests, "")
+		default:
+			giveIdle(gpus, pod.Requests, name)
 		}
 	}
 	giveIdle(gpus, n.Unhealthy(nil), "an unhealthy device") // which instances these are, no node tells
 }
 
-// giveIdle gives idle instances of some resources to a holder.
+// held is how many instances of each resource a pod has.
+func held(gpus []demand.GPU, name string) map[string]int64 {
+	counts := map[string]int64{}
+	for g := range gpus {
+		for _, i := range gpus[g].Instances {
+			if i.Holder == name {
+				counts[plan.ResourceOf(i.Profile)]++
+			}
+		}
+	}
+	return counts
+}
+
+// giveIdle gives idle instances of some resources to a holder, or has them not destroyed if that is empty.
 func giveIdle(gpus []demand.GPU, counts map[string]int64, holder string) {
 	for name, count := range counts {
 		for g := range gpus {
 			for at := range gpus[g].Instances {
 				if of := &gpus[g].Instances[at]; count > 0 && of.Holder == "" && plan.ResourceOf(of.Profile) == name {
-					of.Holder, count = holder, count-1
+					of.Holder, of.IdleSince, count = holder, time.Time{}, count-1
 				}
 			}
 		}

@@ -140,6 +140,7 @@ func TestReview(t *testing.T) {
 			n.GPU.Status.Devices[0].Holders = append(n.GPU.Status.Devices[0].Holders, v1alpha1.HolderStatus{
 				Namespace: "other", PodName: fmt.Sprint("h", id), ContainerName: "c", Instance: &id,
 			})
+			n.Pods = append(n.Pods, cluster.Pod{Namespace: "other", Name: fmt.Sprint("h", id), GPU: true})
 		}
 	}
 	idleFor := func(n *cluster.Node, instance int, d time.Duration) {
@@ -205,7 +206,7 @@ func TestReview(t *testing.T) {
 		"all but one held": {nil, node(func(n *cluster.Node) { hold(n, 1) }), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonRepartitionAdvised, [4]int32{1, 0, 1, 0}, 1, ""},
 		"one held, and one of a pod that is bound and not reported yet": {nil, node(func(n *cluster.Node) {
 			hold(n, 1)
-			n.Pods = []cluster.Pod{{Namespace: "other", Name: "bound", Requests: map[string]int64{"nvidia.com/mig-3g.20gb": 1}}}
+			n.Pods = append(n.Pods, cluster.Pod{Namespace: "other", Name: "bound", Requests: map[string]int64{"nvidia.com/mig-3g.20gb": 1}})
 		}), one("1g.5gb"), metav1.ConditionFalse, v1alpha1.ReasonNoIdleRoom, [4]int32{1, 0, 0, 1}, 0, "held by other/"},
 		"a process that belongs to no pod": {nil, node(func(n *cluster.Node) {
 			hold(n, 1)
@@ -670,5 +671,28 @@ func TestAYoungPodBesideAnOldOne(t *testing.T) {
 			planned = 0
 		}
 		g.Expect(r.Planned).To(Equal(planned), r.FirstPod)
+	}
+}
+
+// TestWhatAPodHadThatHasEnded is the scheduler's to give before the agent reports it: nothing is made for who waits for it, and nothing destroys it. An
+// instance that a new pod is already reported to hold is counted once.
+func TestWhatAPodHadThatHasEnded(t *testing.T) {
+	for name, pods := range map[string][]cluster.Pod{
+		"it is gone":   nil,
+		"another came": {{Namespace: "other", Name: "h2", GPU: true, Scheduled: now, Requests: map[string]int64{"nvidia.com/mig-3g.20gb": 1}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, n := NewWithT(t), a100s(t, "a", 1)
+			n.GPU.Status.Devices[0].Instances[1].LastHeldTime = metav1.Time{}
+			n.GPU.Status.Devices[0].Holders = []v1alpha1.HolderStatus{{Namespace: "other", PodName: "h2", ContainerName: "c", Instance: new(int32(2))}}
+			n.Pods = pods
+			rests(&n)
+			s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{n}}
+			_, status, is, _ := review(&pure.Memory{}, demand.Attempts{}, applying(), s, []*corev1.Pod{waits("w", "3g.20gb", nil), waits("x", "3g.20gb", nil)}[:2-len(pods)])
+			g.Expect(status.Unmet).To(BeZero(), is.Message)
+			g.Expect(is.Reason).To(Equal(v1alpha1.ReasonInstancesIdle), is.Message)
+			_, status, is, _ = review(&pure.Memory{}, demand.Attempts{}, applying(), s, []*corev1.Pod{waits("w", "7g.40gb", nil)})
+			g.Expect(status.Planned).To(BeZero(), is.Message)
+		})
 	}
 }

@@ -229,7 +229,7 @@ func (c *Configurer) observeConfigMaps(ctx context.Context, o *Observed) error {
 			o.configMap = found
 		case found.Name == ConfigMapName && found.Namespace == c.own:
 			o.copied, o.Copied = found, found.Data
-		case found.Name == ConfigMapName && found.Labels[managedBy] == operator:
+		case found.Name == ConfigMapName && found.Labels[managedBy] == operator && found.DeletionTimestamp == nil:
 			o.leftovers = append(o.leftovers, *found)
 		}
 	}

@@ -158,7 +158,17 @@ func testGPUClusterFollows(f *fixture) {
 	f.Expect(f.client.Delete(f.ctx(), nvidia("ClusterPolicy", "cluster-policy"))).To(Succeed())
 	f.Expect(f.observe().Restores(false, false, nil)).To(BeTrue())
 	f.Expect(f.restore(true)).To(BeEmpty())
-	f.Expect(f.restore(false)).To(Equal([]string{"delete ConfigMap", "delete ConfigMap"}), "and its copy")
+	tenants := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Name: pluginconfig.ConfigMapName, Namespace: "kube-public", Finalizers: []string{"example.com/kept"},
+		Labels: map[string]string{"app.kubernetes.io/managed-by": "gpu-sharing-operator"},
+	}}
+	f.Expect(f.client.Create(f.ctx(), tenants)).To(Succeed())
+	f.t.Cleanup(func() {
+		tenants.Finalizers = nil
+		f.Expect(client.IgnoreNotFound(f.client.Update(context.Background(), tenants))).To(Succeed())
+	})
+	f.Expect(f.restore(false)).To(Equal(slices.Repeat([]string{"delete ConfigMap"}, 3)), "and its copy; the tenant's that says that it is ours stays")
+	f.Expect(f.client.Get(f.ctx(), client.ObjectKeyFromObject(tenants), tenants)).To(Succeed())
 	f.Expect(f.observe().Restores(false, false, nil)).To(BeFalse())
 }
 

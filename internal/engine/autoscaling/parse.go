@@ -282,6 +282,15 @@ type Snapshot struct {
 	Refused map[string]Refusal
 }
 
+// NeedsNodes reports whether GPUs of nodes matter: policies have node groups, or a node has the taint of AwaitsLabel.
+func (s *Snapshot) NeedsNodes(all []corev1.Node) bool {
+	asked := len(s.Policies) > 0
+	return asked && len(s.Pools)+len(s.Scalables)+len(s.clouds()) > 0 || slices.ContainsFunc(all, func(n corev1.Node) bool {
+		_, tells := s.groupOf(&cluster.Node{Labels: n.Labels, Annotations: n.Annotations})
+		return asked && tells || slices.ContainsFunc(n.Spec.Taints, AwaitsLabel)
+	})
+}
+
 // Refusal is why the API server refused a write.
 type Refusal struct {
 	// Forbidden reports that the operator lacks the right.
@@ -334,11 +343,7 @@ const (
 
 // OfGroup reports whether an annotation of a Node tells its node group.
 func OfGroup(annotation string) bool {
-	switch annotation {
-	case annotationOpenShift, annotationCAPIOwner, annotationCAPIKind, annotationCAPINamespace:
-		return true
-	}
-	return false
+	return slices.Contains([]string{annotationOpenShift, annotationCAPIOwner, annotationCAPIKind, annotationCAPINamespace}, annotation)
 }
 
 // Scalable is a MachineSet or MachineDeployment.

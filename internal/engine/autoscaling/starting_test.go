@@ -115,4 +115,16 @@ func TestNodesThatStart(t *testing.T) {
 	g.Expect(autoscaling.Starts(&n, now.Add(time.Hour))).To(BeTrue(), "the taint must go")
 	n.Spec.Taints, n.Labels = nil, map[string]string{"karpenter.sh/nodepool": "gpu"}
 	g.Expect(autoscaling.Starts(&n, now)).To(BeFalse(), "Karpenter would start node after node")
+
+	s := autoscaling.Snapshot{}
+	needed := func() bool { return s.NeedsNodes([]corev1.Node{n}) }
+	g.Expect(needed()).To(BeFalse(), "no policy")
+	s.Policies = make([]v1alpha1.GPUSharingPolicy, 1)
+	g.Expect(needed()).To(BeTrue())
+	n.Labels = nil
+	g.Expect(needed()).To(BeFalse(), "no node group")
+	s.Policies[0].Status.NodeGroups = []v1alpha1.NodeGroupStatus{{Kind: v1alpha1.NodeGroupEKS, Name: "gpu"}}
+	g.Expect(needed()).To(BeTrue())
+	s.Policies, n.Spec.Taints = nil, []corev1.Taint{early}
+	g.Expect(needed()).To(BeTrue())
 }

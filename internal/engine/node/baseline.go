@@ -26,18 +26,21 @@ import (
 // that nothing is to be added.
 func baselineCopy(v *View) string {
 	if v.Saved == nil {
-		v.Saved = new(baselineCopyAtTarget(v))
+		v.Saved = new(baselineCopyAtTarget(v, false))
 	}
 	return *v.Saved
 }
 
-func baselineCopyAtTarget(v *View) string {
+func baselineCopyAtTarget(v *View, reached bool) string {
 	if v.Policy == nil {
 		return ""
 	}
 	spec := *v.Node.GPU.Spec.DeepCopy()
 	recordDevices(v, &spec)
 	spec.Baseline.Devices, _ = withFoundIntervals(v, spec.Baseline.Devices)
+	if reached {
+		spec.Baseline.Devices = withoutRestored(v, spec.Baseline.Devices)
+	}
 	spec.Release = ReleaseFor(v.Policy)
 	saved := cluster.SavedOf(spec)
 	if AgentNeverRequested(v) {
@@ -57,9 +60,11 @@ func AgentNeverRequested(v *View) bool {
 	return err == nil && v.Node.BaselineLost && saved.Untouched == cluster.Version(&v.Node.GPU)
 }
 
-// saveBaselineCopy puts the copy into a patch that belongs to a change.
+// saveBaselineCopy puts the copy into a patch that belongs to a change, unless it lacks only what the GPUNode is to forget (writeReachedSpec): where that
+// write is refused, each would write its copy after the other without end.
 func saveBaselineCopy(v *View, patch action.PatchNode) {
-	if text := baselineCopy(v); text != "" && v.Node.Annotations[v1alpha1.AnnotationBaseline] != text {
+	text, has := baselineCopy(v), v.Node.Annotations[v1alpha1.AnnotationBaseline]
+	if text != "" && has != text && has != baselineCopyAtTarget(v, true) {
 		patch.Annotations[v1alpha1.AnnotationBaseline] = &text
 	}
 }

@@ -306,9 +306,6 @@ func addBlocker(v *View, b plan.Blocker) {
 // monitors reports whether all devices of the node that a pod has are by ResourceClaims with adminAccess, by which
 // nothing is held. The agent reports its containers as users until it has such claims in its spec.
 func monitors(v *View, p *cluster.Pod) bool {
-	if !v.ByClaims() {
-		return false
-	}
 	watches := false
 	for _, c := range v.Node.Claims {
 		switch {

@@ -130,7 +130,7 @@ func returnsDespiteTaint(v *View, p *cluster.Pod) bool {
 // claim, and one that no pod owns stays allocated as long as a pod uses it (kubernetes
 // pkg/scheduler/framework/plugins/dynamicresources).
 func comesBackByClaim(v *View, p *cluster.Pod) string {
-	if !v.ByClaims() || p.Controller == "" {
+	if p.Controller == "" {
 		return ""
 	}
 	for _, c := range v.Node.Claims {

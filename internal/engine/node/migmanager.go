@@ -546,10 +546,10 @@ func labelPatched(v *View, patch action.PatchNode, label string) string {
 }
 
 // managerLabelRestored reports whether mig-manager has the label back that it had before, so that the GPUs are not the
-// operator's any more.
+// operator's any more. A GPUNode that was restored from a backup asks for what a policy did.
 func managerLabelRestored(v *View) bool {
 	_, _, is := managerFormerSince(v)
-	return is && v.Target.ReleasesNode
+	return is && v.Target.ReleasesNode && v.Node.GPU.Spec.PolicyName == ""
 }
 
 // leftToManager is the state of a node whose GPUs are the administrator's again, and NVIDIA's mig-manager applies what

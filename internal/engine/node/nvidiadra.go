@@ -18,7 +18,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
-	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
@@ -39,21 +38,25 @@ func (draDriver) findings() []findingFunc {
 	return []findingFunc{duplicatedClasses, hangingClaims, draPluginFailing}
 }
 
-// taint keeps new pods off the GPUs; those that use none still come to the node.
+// taint keeps new pods off the GPUs; those that use none still come to the node. A copy of the baseline that names
+// another policy is written before: were that write alone to fail, the node would count in the budget of that one.
 func (draDriver) taint(v *View) []action.Action {
-	var actions []action.Action
-	patch := v.Patch("recording the baseline")
-	if saveBaselineCopy(v, patch); len(patch.Annotations) > 0 {
-		actions = append(actions, patch)
+	rule, patch := action.TaintDevices{Node: v.Node.Name, Policy: v.Ref(), Since: v.Snapshot.Now}, v.Patch("recording the baseline")
+	saveBaselineCopy(v, patch)
+	switch former := v.Node.ChangedFor; {
+	case len(patch.Annotations) == 0:
+		return []action.Action{rule}
+	case former != "" && former != v.Policy.Name:
+		return []action.Action{patch}
 	}
-	return append(actions, action.TaintDevices{Node: v.Node.Name, Policy: v.Ref(), Since: v.Snapshot.Now})
+	return []action.Action{patch, rule}
 }
 
 // The DRA driver looks at the GPUs when its kubelet plugin starts, and never else. So after a change its pod on the
 // node is deleted: pods that run keep what they have. DCGM and its exporter look at the instances when they start too,
 // so they are deleted with it unless they have started since the change. The annotation gpusharing.io/instances has, as
 // beside the device plugin, what the DRA driver will have seen once the pods that it lists are gone; it is written
-// before a pod is deleted, so that this happens once for the GPUs and the boot. Should the pod have been replaced just
+// before a pod is deleted, so that this happens once for publishOccasion. Should the pod have been replaced just
 // before without the cache showing that, gpusharing.io/plugin-restarted allows one restart more.
 
 // draRestartReason is why the pod is deleted.
@@ -70,10 +73,7 @@ func awaitPublished(v *View) (Result, bool) {
 	if !v.Target.ReleasesNode { // a release does not wait for a GPU that is unhealthy
 		differences = v.Node.Published.Differs(v.Node.GPU.Status.Devices, v.Target.Shares)
 	}
-	differences = append(slices.Clone(differences), unofferedResources(v)...)
-	if len(differences) == 0 && !v.OnlyComputeMode() && !condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied) {
-		differences = append(differences, agentMessage(v, "the GPUs are not shared as asked"))
-	}
+	differences = orNotApplied(v, append(slices.Clone(differences), unofferedResources(v)...))
 	if len(differences) == 0 {
 		return Result{}, false
 	}
@@ -117,8 +117,7 @@ func unofferedResources(v *View) []string {
 // publishingOverdue lets a change fail that is not published in time, unless the driver is restarted now. What was published
 // before is waited for, and no longer under our taint, also where a restart is withheld because it was repeated too often.
 func publishingOverdue(v *View, r Result, restarts []action.Action) Result {
-	since := timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time)
-	remaining := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
+	remaining := verifyRemaining(v, time.Time{})
 	if v.TargetIsLastGood() || v.FallsBack {
 		if len(restarts) == 0 {
 			r.State, r.Reason = Degraded, v1alpha1.ReasonNotPublished
@@ -187,7 +186,7 @@ func draPluginStarting(v *View, pods []cluster.Pod) (after time.Duration, is boo
 	return after, is
 }
 
-// restartDRAPluginAgain restarts pods that have run for long enough to publish, at most once for the GPUs and the boot.
+// restartDRAPluginAgain restarts pods that have run for long enough to publish, at most once for publishOccasion.
 func restartDRAPluginAgain(v *View, pods []cluster.Pod) (next NextAct, after time.Duration) {
 	now := publishOccasion(v)
 	if v.Node.Annotations[v1alpha1.AnnotationRestarted] == now {
@@ -242,21 +241,16 @@ func unawareMonitors(v *View) []cluster.Pod {
 
 // draPluginPods are those of the DRA driver's kubelet plugin on the node.
 func draPluginPods(v *View) []cluster.Pod {
-	var pods []cluster.Pod
-	for _, p := range v.Node.Pods {
-		if p.DRA {
-			pods = append(pods, p)
-		}
-	}
-	return pods
+	return slices.DeleteFunc(slices.Clone(v.Node.Pods), func(p cluster.Pod) bool { return !p.DRA })
 }
 
-// publishOccasion names that for which the DRA driver is restarted: the GPUs and instances that it must publish, and
-// the boot of the node.
+// publishOccasion names that for which the DRA driver is restarted: the GPUs and instances that it must publish, the
+// boot of the node, and the change, since the driver may have seen others between two with the same.
 func publishOccasion(v *View) string {
 	const hashed = 8
-	status := &v.Node.GPU.Status
-	sum := sha256.Sum256([]byte(strings.Join(append(dra.UUIDs(status.Devices), status.BootID), " ")))
+	n := &v.Node.GPU
+	of := append(dra.UUIDs(n.Status.Devices), timing.Stamp(n.Status.BootID, n.Spec.ChangeTime.Time))
+	sum := sha256.Sum256([]byte(strings.Join(of, " ")))
 	return hex.EncodeToString(sum[:hashed])
 }
 
@@ -364,8 +358,14 @@ func DeviceClasses(v *View) []dra.Write {
 
 // DeviceClassesOf are those of the MIG instances that the GPUs are to have.
 func DeviceClassesOf(devices []v1alpha1.DeviceSpec) []dra.Write {
+	profiles := map[string]bool{}
+	for _, d := range devices {
+		for _, i := range d.Sharing.Instances {
+			profiles[i.Profile] = true
+		}
+	}
 	var deviceClasses []dra.Write
-	for _, profile := range profilesOf(devices) {
+	for _, profile := range slices.Sorted(maps.Keys(profiles)) {
 		deviceClasses = append(deviceClasses, dra.ForInstances(profile))
 	}
 	return deviceClasses
@@ -392,18 +392,6 @@ func intervalDiffers(v *View) *plan.Problem {
 		}
 	}
 	return dra.IntervalProblem(v.Snapshot.DRA.Classes, dra.Interval(v.Policy.Spec.Sharing), v.Policy.Name, off)
-}
-
-// profilesOf are the MIG profiles of which the GPUs are to have instances, each once.
-func profilesOf(devices []v1alpha1.DeviceSpec) []string {
-	var profiles []string
-	for _, d := range devices {
-		for _, i := range d.Sharing.Instances {
-			profiles = append(profiles, i.Profile)
-		}
-	}
-	slices.Sort(profiles)
-	return slices.Compact(profiles)
 }
 
 // hangingClaims finds pods that wait for a device which is gone: their claims keep it, and nothing allocates another

@@ -132,12 +132,13 @@ func configGone(v *View, _ State) Finding { return Finding{Repair: LeaveLostConf
 
 // AsksOfUsers reports whether the agent is asked for what needs instances or GPUs idle. What was reached before it keeps
 // up by itself, and what waits for a reboot that the operator does not make takes nothing before that. Nor does a target
-// that cannot be reached, which would be asked for anew; but an agent that comes back, or is asked for what is no target any
-// more, may yet change other GPUs.
+// that cannot be reached, which would be asked for anew before its time is over (930306); but an agent that comes back, or
+// is asked for what is no target any more, may yet change other GPUs.
 func AsksOfUsers(v *View) bool {
 	spec := v.Node.GPU.Spec
 	_, _, stalled := v.ApplyStalled()
-	if len(spec.Devices) == 0 || stalled && v.Node.AgentReady && specMatches(spec, v.Target) || spec.Reboot == nil && specNeedsReboot(v) ||
+	_, timedOut := recordedTimeout(v)
+	if len(spec.Devices) == 0 || stalled && !timedOut && v.Node.AgentReady && specMatches(spec, v.Target) || spec.Reboot == nil && specNeedsReboot(v) ||
 		isLastGood(&v.Node.GPU, Target{Config: spec.ConfigName, Devices: spec.Devices}) {
 		return false
 	}

@@ -140,16 +140,31 @@ func targetOf(w policy.Desired) Target {
 	}
 }
 
-// OnStack is a target without what only NVIDIA's device plugin reads, where its DRA driver serves the node. That driver
-// sets time slices itself; in its baseline the node has the former ones.
+// OnStack is a target without what only NVIDIA's device plugin reads or has, where its DRA driver serves the node. That
+// driver sets time slices itself; in its baseline the node has the former ones.
 func (v *View) OnStack(t Target) Target {
-	if !v.ReadsConfigs() && !t.ReleasesNode {
+	if v.ReadsConfigs() {
+		return t
+	}
+	t.Devices = withoutNVIDIAMPS(t.Devices)
+	if !t.ReleasesNode {
 		t.Devices = plan.WithoutIntervals(t.Devices)
 	}
-	if !v.ReadsConfigs() && !dra.IsConfig(t.Config) {
+	if !dra.IsConfig(t.Config) {
 		t.Config, t.Data = "", ""
 	}
 	return t
+}
+
+// withoutNVIDIAMPS leaves out NVIDIA's MPS daemon, which does not come back beside its DRA driver.
+func withoutNVIDIAMPS(devices []v1alpha1.DeviceSpec) []v1alpha1.DeviceSpec {
+	devices = slices.Clone(devices)
+	for i := range devices {
+		if mps := devices[i].Sharing.MPS; mps != nil && mps.Owner == v1alpha1.MPSDaemonOwnerNVIDIA {
+			devices[i].Sharing.MPS = nil
+		}
+	}
+	return devices
 }
 
 // LastOnStack is the GPUNode of the node without a last good state that the other one of NVIDIA's programs served:
@@ -170,7 +185,7 @@ func baselineTarget(n *v1alpha1.GPUNode, have []gpu.Device) Target {
 		return t
 	}
 	t.Config = spec.Baseline.Labels[v1alpha1.LabelConfig]
-	t.Devices = withNVIDIAMPS(restorable(n, have), have)
+	t.Devices = cluster.SortedByUUID(withNVIDIAMPS(restorable(n, have), have)) // as in GPUNode.spec
 	if before, had := spec.Baseline.Labels[v1alpha1.LabelMIGManager]; had {
 		t.Labels[v1alpha1.LabelMIGManager] = &before
 	}

@@ -35,10 +35,7 @@ func awaitAdvertised(v *View) (Result, bool) {
 		}
 		return r, true
 	}
-	// Another attempt may find its config selected since the former one, and after another controller was overruled NVIDIA's
-	// programs start anew.
-	since := timing.Latest(timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time), v.Snapshot.Plugin.Overruled)
-	remaining := since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
+	remaining := verifyRemaining(v, v.Snapshot.Plugin.Overruled) // after another controller was overruled NVIDIA's programs start anew
 	if v.TargetIsLastGood() {
 		r.State, r.Reason = Degraded, v1alpha1.ReasonNotAdvertised
 		r.Message += cmp.Or(readsOther(v), unhealthyDevices(v), otherMPSRoot(v), "; look at the pods of NVIDIA's device plugin on the node")
@@ -68,6 +65,16 @@ func awaitAdvertised(v *View) (Result, bool) {
 	restarts, after := recordPluginRestart(v) // it may have read what another controller had written into the ConfigMap
 	r.Next, r.After = atOnce(restarts...), timing.Sooner(remaining, after)
 	return r, true
+}
+
+// verifyRemaining is for how long a node may yet take to offer its target. Another attempt may find its config selected
+// since the former one, also that of a policy that was created again.
+func verifyRemaining(v *View, since time.Time) time.Duration {
+	since = timing.Latest(since, timing.Latest(ConfigSelectedAt(v), v.Node.GPU.Spec.ChangeTime.Time))
+	if v.Policy != nil {
+		since = latestOf(v, since, v.Policy.CreationTimestamp.Time)
+	}
+	return since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
 }
 
 // awaitLimited gives the node, with a slot, the memory limit that the driver is to enforce, and waits until the agent has said what came of it.
@@ -162,21 +169,21 @@ func advertisedDifferences(v *View) []string {
 	if v.Target.Expected == nil {
 		return nil
 	}
-	names := map[string]bool{}
-	for name := range v.Target.Expected {
-		names[name] = true
-	}
-	for name := range v.Node.OfferedGPUs(v.Stack) {
-		names[name] = true
-	}
+	names := maps.Clone(v.Target.Expected)
+	maps.Copy(names, v.Node.OfferedGPUs(v.Stack))
 	var differences []string
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		if want, has := v.Target.Expected[name], v.Node.Allocatable[name]; want != has {
 			differences = append(differences, fmt.Sprintf("%s is %d instead of %d", name, has, want))
 		}
 	}
+	return orNotApplied(v, differences)
+}
+
+// orNotApplied adds, where nothing else differs, that the agent has not reached what it is asked for.
+func orNotApplied(v *View, differences []string) []string {
 	if len(differences) == 0 && !v.OnlyComputeMode() && !condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied) {
-		differences = append(differences, agentMessage(v, "the GPUs are not shared as asked"))
+		return []string{agentMessage(v, "the GPUs are not shared as asked")}
 	}
 	return differences
 }

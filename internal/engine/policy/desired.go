@@ -84,10 +84,10 @@ func DesiredState(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 	if err := partial(p, n.Stack, after(restored, all), selected, replicas); err != nil {
 		return Desired{}, err
 	}
-	devices = append(devices, restored...)
-	if n.Stack == dra.DRADriver { // it sets them itself
+	if n.Stack == dra.DRADriver { // it sets them itself, on GPUs that are selected
 		devices = plan.WithoutIntervals(devices)
 	}
+	devices = append(devices, restored...)
 	slices.SortFunc(devices, func(a, b v1alpha1.DeviceSpec) int { return cmp.Compare(a.UUID, b.UUID) })
 	config, err := render(p, n, deviceplugin.Node{Devices: n.Devices, Desired: devices, Replicas: replicas})
 	if err != nil {

@@ -118,7 +118,7 @@ func TestMIGManagerMayTakeTheAgentAway(t *testing.T) {
 	}
 	g.Expect(away).To(BeTrue())
 	d, _ := w.run(10)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(reasons[v1alpha1.ReasonAgentNotReporting]).To(BeFalse())
 	g.Expect(h.applied).NotTo(BeEmpty())
 }

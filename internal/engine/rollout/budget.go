@@ -65,7 +65,7 @@ func (g *Group) count() {
 		if m.ForDemand {
 			continue
 		}
-		if m.State == node.Failed {
+		if m.State == node.Failed && m.Reason != v1alpha1.ReasonDrainTimedOut { // its users keep it, and nothing was tried
 			g.Failures++
 		}
 		_, paced := node.SplitAct(m.Next)

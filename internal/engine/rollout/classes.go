@@ -15,7 +15,7 @@ import (
 
 // configureDRA decides which DeviceClasses must exist where NVIDIA's DRA driver serves nodes, and removes
 // DeviceTaintRules of nodes that are gone, and those that another controller edited. A class stays while a node has
-// instances of its profile, or is to have some, and while a policy, pod or ResourceClaim names it.
+// instances of its profile, or is to have some, and while isNamed.
 func (d *Decision) configureDRA(s *cluster.Snapshot, all []*member) {
 	var classes []dra.Write
 	nodes := make(map[string]bool, len(s.DRA.DevicesTaintedOn))
@@ -57,21 +57,28 @@ func classesOn(s *cluster.Snapshot, m *member) []dra.Write {
 	return append(node.DeviceClassesOf(m.Node.GPU.Spec.Devices), node.DeviceClasses(m.View)...)
 }
 
-// isNamed reports whether a pod, a ResourceClaim or a policy names a class. A policy also does while no node has its
-// instances: an autoscaler that has none left starts one for a pod only where the class is there.
+// isNamed reports whether a policy, who uses a device or, while there is a policy, a pod or ResourceClaim that waits names
+// a class: without one any tenant could keep it. A policy also does while no node has its instances: an autoscaler that
+// has none left starts one for a pod only where the class is there.
 func isNamed(s *cluster.Snapshot, c dra.Class) bool {
+	governs := false
 	for i := range s.Policies {
-		if s.Policies[i].DeletionTimestamp.IsZero() && sharingNames(s.Policies[i].Spec.Sharing, c.Name) {
-			return true
+		if s.Policies[i].DeletionTimestamp.IsZero() {
+			if governs = true; sharingNames(s.Policies[i].Spec.Sharing, c.Name) {
+				return true
+			}
 		}
 	}
 	requests := func(p cluster.Pod) bool { return c.Resource != "" && p.Requests[c.Resource] > 0 }
+	holds := func(o dra.Claim) bool { return len(o.Devices) > 0 && slices.Contains(o.Classes, c.Name) }
 	nodes := s.Nodes
 	if c.Name == dra.ForGPUs().Name { // pods request its resource of the device plugin too
 		nodes = slices.DeleteFunc(slices.Clone(nodes), func(n cluster.Node) bool { return s.Plugin.StackOf(&n) == dra.DevicePlugin })
 	}
-	return slices.Contains(s.DRA.Named, c.Name) || len(nodes) > 0 && slices.ContainsFunc(s.Unscheduled, requests) ||
-		slices.ContainsFunc(nodes, func(n cluster.Node) bool { return slices.ContainsFunc(n.Pods, requests) })
+	return governs && (slices.Contains(s.DRA.Named, c.Name) || len(nodes) > 0 && slices.ContainsFunc(s.Unscheduled, requests)) ||
+		slices.ContainsFunc(nodes, func(n cluster.Node) bool {
+			return slices.ContainsFunc(n.Pods, requests) || slices.ContainsFunc(n.Claims, holds)
+		})
 }
 
 // sharingNames reports whether a policy's sharing offers what a class of the operator's is for.

@@ -32,7 +32,7 @@ func TestAWrongClockOfANodeKeepsNoNodeFromBeingReady(t *testing.T) {
 			h.skew = skew
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
 			d, _ := c.run(120)
-			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+			isUpToDate(g, d.Nodes[0])
 		})
 		t.Run("the agent, ahead by "+skew.String(), func(t *testing.T) {
 			g := NewWithT(t)
@@ -44,7 +44,7 @@ func TestAWrongClockOfANodeKeepsNoNodeFromBeingReady(t *testing.T) {
 			})
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
 			d, _ := c.run(120)
-			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+			isUpToDate(g, d.Nodes[0])
 		})
 		t.Run("the DRA driver, ahead by "+skew.String(), func(t *testing.T) {
 			g := NewWithT(t)
@@ -52,7 +52,7 @@ func TestAWrongClockOfANodeKeepsNoNodeFromBeingReady(t *testing.T) {
 			h.skew = skew
 			h.restartDriver() // so that it has just started when the instances are made
 			d, _ := c.run(120)
-			g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+			isUpToDate(g, one(d))
 		})
 	}
 }
@@ -96,7 +96,7 @@ func TestAFailureOfTheFutureIsTriedAgainOnce(t *testing.T) {
 	c.Policies[0].Generation++
 	clear(c.writes)
 	d := c.during(2*time.Hour, time.Minute)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(c.writes["action.SetSpec"]).To(BeNumerically("<", 6))
 }
 

@@ -51,7 +51,7 @@ func TestDCGMSeesTheInstancesThatAreThere(t *testing.T) {
 		states := map[node.State]bool{}
 		w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing, func(p *v1alpha1.GPUSharingPolicy) { p.Generation = w.generation() })}
 		d, seen := w.run(90)
-		g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+		isUpToDate(g, d.Nodes[0])
 		for _, s := range seen["a"] {
 			states[s] = true
 		}
@@ -91,12 +91,12 @@ func TestDCGMIsAwayWhereTheGPUOperatorRunsNoDevicePlugin(t *testing.T) {
 			c.Plugin = plugin
 			h.monitored().Labels[v1alpha1.LabelMIGManager] = "true"
 			d, _ := c.run(120)
-			g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+			isUpToDate(g, one(d))
 			g.Expect(h.dcgm[h.of(dcgmLabel).UID]).To(ConsistOf(h.instances()))
 			g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "false"), "only one may drive MIG")
 			c.reshare(mig(count("3g", 2)))
 			d, states := c.run(240)
-			g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+			isUpToDate(g, one(d))
 			g.Expect(states["a"]).To(ContainElement(node.StoppingOperands))
 			for _, label := range []string{dcgmLabel, exporterLabel} {
 				g.Expect(h.dcgm[h.of(label).UID]).To(ConsistOf(h.instances()), label)
@@ -120,7 +120,7 @@ func TestDCGMSeesTheInstancesOfANodeOfTheDRADriver(t *testing.T) {
 	clear(c.writes)
 	c.reshare(mig(count("1g", 4)))
 	d, states := c.run(120)
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 	g.Expect(states["a"]).NotTo(ContainElement(node.StoppingOperands))
 	for _, label := range []string{dcgmLabel, exporterLabel} {
 		g.Expect(h.dcgm[h.of(label).UID]).To(ConsistOf(h.instances()), label)
@@ -166,7 +166,7 @@ func TestValidatorsGoBeforeInstancesAreDestroyed(t *testing.T) {
 	w.Policies[0].Spec.Sharing, w.Policies[0].Generation = mig(count("3g", 2)), 2
 	w.tick(time.Minute)
 	d, _ := w.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(w.evicted).To(BeEmpty())
 	g.Expect(w.writes).To(HaveKey("action.DeletePod"))
 }
@@ -198,7 +198,7 @@ func TestReadyOutlastsThePluginsFirstMoment(t *testing.T) {
 				w.tick(time.Second)
 			}
 			d, _ := w.run(5)
-			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+			isUpToDate(g, d.Nodes[0])
 			w.deletePod(h, h.of(pluginLabel).UID)
 			w.settle(h)
 			check()

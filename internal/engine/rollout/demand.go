@@ -4,6 +4,7 @@
 package rollout
 
 import (
+	"hash/maphash"
 	"slices"
 	"strconv"
 	"strings"
@@ -70,16 +71,12 @@ func (q *podQueue) Of(s *cluster.Snapshot) []waitingDemand {
 	return q.waiting
 }
 
-// hashPair is the 64-bit FNV-1a hash of a name and a value.
+// pairSeed is drawn when the program starts: nobody can compute names and values whose hashes add up to those of others.
+var pairSeed = maphash.MakeSeed()
+
+// hashPair is a hash of a name and a value, another in each process.
 func hashPair(name, value string) uint64 {
-	const offset, prime = 14695981039346656037, 1099511628211
-	h := uint64(offset)
-	for _, s := range [...]string{name, "=", value} {
-		for i := range len(s) {
-			h = (h ^ uint64(s[i])) * prime
-		}
-	}
-	return h
+	return maphash.Comparable(pairSeed, [2]string{name, value})
 }
 
 // labelIndex finds nodes by the value of a label, for those labels that pods select by.

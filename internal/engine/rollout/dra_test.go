@@ -56,7 +56,7 @@ func TestMIGWhereTheDRADriverServes(t *testing.T) {
 	before := h.Published
 	g.Expect(c.allocate(h, "train", "nvidia.com/gpu")).To(Equal("gpu-0"))
 	d, states := c.run(120)
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 	g.Expect(states["a"]).To(ContainElements(node.Draining, node.Verifying, node.Finishing))
 	g.Expect(c.evicted).To(ConsistOf("train"))
 	g.Expect(c.classes()).To(Equal(map[string]string{"gpu.nvidia.com": "nvidia.com/gpu", "gpusharing-mig-1g.5gb": "nvidia.com/mig-1g.5gb"}))
@@ -97,7 +97,7 @@ func TestInstancesAreAddedBesidePodsThatRun(t *testing.T) {
 	clear(c.writes)
 	c.reshare(mig(count("1g", 4)))
 	d, _ := c.run(120)
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 	g.Expect(c.writes).NotTo(HaveKey("action.TaintDevices"))
 	g.Expect(c.evicted).To(BeEmpty())
 	is, _ := h.Published.Named(device)
@@ -114,7 +114,7 @@ func TestARepartitionKeepsAPodOnItsInstance(t *testing.T) {
 	was, _ := h.Published.Named(device)
 	c.reshare(mig(count("1g", 1), count("2g", 2)))
 	d, _ := c.run(120)
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 	g.Expect(c.evicted).To(BeEmpty())
 	is, _ := h.Published.Named(device)
 	g.Expect(is).To(Equal(was))
@@ -137,7 +137,7 @@ func TestAPodThatIsAllocatedJustBeforeTheTaintRuleIsDrained(t *testing.T) {
 	h.report()
 	d, _ := c.run(120)
 	g.Expect(c.evicted).To(ConsistOf("late"))
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 	g.Expect(h.hanging()).To(BeEmpty())
 }
 
@@ -154,7 +154,7 @@ func TestAClaimThatHoldsADeviceBlocksAndIsNamed(t *testing.T) {
 	g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
 	h.Claims = nil
 	d, _ = c.run(120)
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 }
 
 // TestAnUnknownDeviceCountsAsAnyGPU: the driver restarts without one that a claim still has.
@@ -185,7 +185,7 @@ func TestADriverThatDoesNotComeBackFailsTheChange(t *testing.T) {
 	h.driver.broken = false
 	h.annotate(v1alpha1.AnnotationRetry, "1")
 	d, _ = c.run(120)
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 }
 
 // TestTheDriverIsRestartedAfterARebootOnly where it started before the agent had made the instances again.
@@ -207,7 +207,7 @@ func TestTheDriverIsRestartedAfterARebootOnly(t *testing.T) {
 	h.Published = &dra.Pool{Complete: true}
 	clear(c.writes)
 	d, _ := c.run(240)
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 	g.Expect(names()).To(Equal(before), "so that the same pods run again on the same claims")
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 	g.Expect(c.writes).NotTo(HaveKey("action.TaintDevices"))
@@ -225,7 +225,7 @@ func TestSharesAreTheAdministrators(t *testing.T) {
 	h.driver.shares, h.driver.uid = 4, "" // a Helm upgrade restarts it
 	c.tick(time.Second)
 	d, _ = c.run(120)
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 	g.Expect(one(d).Advertised).To(Equal(map[string]int64{"nvidia.com/gpu": 8}))
 	g.Expect(h.GPU.Status.Rollout.Shares).To(Equal(int64(4)), "of which the agent learns the share of a container")
 	g.Expect(c.writes).NotTo(HaveKey("action.TaintDevices"))
@@ -259,7 +259,7 @@ func TestTheTimeSliceIsTheAdministrators(t *testing.T) {
 
 	c.DRA.Classes[0].Strategy, c.DRA.Classes[0].Interval = "TimeSlicing", "Medium"
 	d, _ := c.run(120)
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 	g.Expect(h.GPU.Spec.Devices).To(HaveEach(HaveField("Sharing.TimeSliceInterval", BeEmpty())), "the driver sets it")
 	g.Expect(h.GPU.Spec.Devices).NotTo(BeEmpty())
 
@@ -281,7 +281,7 @@ func TestPoliciesThatNeedDifferentSharesAreNamed(t *testing.T) {
 	h.driver.shares, h.driver.uid, c.hosts["b"].driver.shares, c.hosts["b"].driver.uid = 4, "", 4, ""
 	c.tick(time.Second)
 	d := c.during(time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(d.Nodes[1].Reason).To(Equal(v1alpha1.ReasonDRASharesDiffer))
 	g.Expect(d.Nodes[1].Message).To(ContainSubstring("policy research needs 4 shares"))
 }
@@ -332,7 +332,7 @@ func TestMIGOnSomeGPUsTakesTheSharesOfTheDriver(t *testing.T) {
 				c.shares(count)
 				d = c.during(10*time.Minute, time.Second)
 				offered["nvidia.com/gpu"] = max(count, 1)
-				g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+				isUpToDate(g, one(d))
 				g.Expect(one(d).Advertised).To(Equal(offered))
 				g.Expect(one(d).Expected).To(Equal(offered))
 				g.Expect(one(d).ConfigName).To(Equal(config))
@@ -454,7 +454,7 @@ func TestAClassOfTheAdministratorIsUsed(t *testing.T) {
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	c.setClass(dra.Class{Name: "small", Resource: "nvidia.com/mig-1g.5gb"})
 	d, _ := c.run(120)
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 	g.Expect(c.classes()).To(HaveLen(2))
 	g.Expect(c.allocate(h, "train", "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
 	c.end(h, "train")
@@ -503,7 +503,7 @@ func TestAClassThatLostItsResourceBeforeTheFirstChangeIsWrittenAgain(t *testing.
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	c.setClass(dra.Class{Name: "gpusharing-mig-1g.5gb", Own: true, Selector: dra.ForInstances("1g.5gb").Selector})
 	d, _ := c.run(120)
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 	g.Expect(c.allocate(h, "train", "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
 }
 
@@ -524,40 +524,34 @@ func TestTwoClassesForOneResourceAreNamed(t *testing.T) {
 	g.Expect(one(c.reconcile()).Reason).To(Equal(v1alpha1.ReasonReady))
 }
 
+// TestAClassStaysWhileAPodOrClaimNamesIt, a pod also by deviceclass.resource.kubernetes.io/<class>, which each class serves too. Those that wait keep
+// none once no policy is left: a tenant keeps nobody from restoring a cluster.
 func TestAClassStaysWhileAPodOrClaimNamesIt(t *testing.T) {
 	g := NewWithT(t)
+	const class = "gpusharing-mig-1g.5gb"
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	c.run(120)
 	c.Unscheduled = []cluster.Pod{{Namespace: "user", Name: "waits", Requests: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
-	c.Policies = nil
+	c.reshare(mig(count("2g", 3)))
 	c.run(120)
-	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
-	c.Unscheduled, h.Claims = nil, []dra.Claim{{Name: "team/waits", Classes: []string{"gpusharing-mig-1g.5gb"}}}
-	c.run(10)
-	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"), "a claim that is not allocated names it")
-	h.Claims = nil
-	c.run(10)
-	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-mig-1g.5gb"))
-}
-
-// TestAClassStaysWhileAPodNamesItByItsImplicitResource: each class also serves
-// deviceclass.resource.kubernetes.io/<class>.
-func TestAClassStaysWhileAPodNamesItByItsImplicitResource(t *testing.T) {
-	g := NewWithT(t)
-	c, _ := onDRA(mig(count("1g", 7)), evicting)
-	c.run(120)
-	one := resource.MustParse("1")
+	g.Expect(c.classes()).To(HaveKey(class))
 	pod := cluster.PodOf(&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{
-		Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"deviceclass.resource.kubernetes.io/gpusharing-mig-1g.5gb": one}},
+		Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"deviceclass.resource.kubernetes.io/" + class: resource.MustParse("1")}},
 	}}}}, &cluster.Programs{})
 	g.Expect(pod.GPU).To(BeTrue())
 	c.Unscheduled = []cluster.Pod{pod}
+	c.run(10)
+	g.Expect(c.classes()).To(HaveKey(class), "by its implicit resource")
+	c.Unscheduled, h.Claims = nil, []dra.Claim{{Name: "team/waits", Classes: []string{class}}}
+	c.run(10)
+	g.Expect(c.classes()).To(HaveKey(class), "a claim that is not allocated names it")
+	h.Claims[0].Devices = []dra.Allocated{{Pool: h.Name, Device: "gone"}}
 	c.Policies = nil
 	c.run(120)
-	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
-	c.Unscheduled = nil
+	g.Expect(c.classes()).To(HaveKey(class), "an allocated one does")
+	c.Unscheduled, h.Claims[0].Devices = []cluster.Pod{pod}, nil
 	c.run(10)
-	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-mig-1g.5gb"))
+	g.Expect(c.classes()).NotTo(HaveKey(class))
 }
 
 // TestAClassStaysWhileAPolicyNamesIt: a pool of nodes scales to zero. Without the class no autoscaler can tell that a
@@ -607,7 +601,7 @@ func TestEachNodeByWhatServesIt(t *testing.T) {
 
 	c.switchOver(plugin, true)
 	d = c.during(2*time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(plugin.Labels).NotTo(HaveKey(v1alpha1.LabelConfig), "nothing reads it there any more")
 
 	plugin.Labels[pluginLabel] = "true"
@@ -618,7 +612,7 @@ func TestEachNodeByWhatServesIt(t *testing.T) {
 
 	c.switchOver(plugin, false)
 	d = c.during(10*time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(plugin.Labels).To(HaveKey(v1alpha1.LabelConfig))
 
 	c.Policies = nil
@@ -692,7 +686,7 @@ func TestAClusterWithoutADevicePlugin(t *testing.T) {
 	bare := c.add("bare", sim.A100)
 	d, _ := c.run(240)
 	g.Expect(d.Nodes).To(HaveLen(1))
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 	g.Expect(d.Policies["research"].Conditions).To(ContainElement(And(HaveField("Type", v1alpha1.ConditionAccepted), HaveField("Status", BeEquivalentTo("True")))))
 	g.Expect(bare.waits()).To(HavePrefix(v1alpha1.ReasonNoDevicePlugin))
 	c.hosts = map[string]*host{"bare": bare}
@@ -875,7 +869,7 @@ func TestDynamicMIGThatIsOffAgainBringsThePolicyBack(t *testing.T) {
 	})
 	h.restartDriver()
 	d := c.during(5*time.Minute, time.Second)
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 	g.Expect(h.instances()).To(HaveLen(14))
 	c.Policies = nil
 	c.run(240)
@@ -914,7 +908,7 @@ func TestADriverThatIsUpgradedIsNotRestarted(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
 	d, _ := c.run(120)
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 	clear(c.writes)
 	h.replaceDriver(c)
 	h.driver.serves = false // its container starts
@@ -929,7 +923,7 @@ func TestADriverThatIsUpgradedIsNotRestarted(t *testing.T) {
 		c.tick(time.Second)
 	}
 	d, _ = c.run(60)
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"), "%v", c.writes)
 }
 
@@ -953,7 +947,7 @@ func TestADriverThatStartsAfterARebootIsNotRestarted(t *testing.T) {
 	c.during(time.Minute, time.Second)
 	h.driver.serves = true
 	d := c.during(5*time.Minute, time.Second)
-	g.Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	isUpToDate(g, one(d))
 	g.Expect(c.writes["action.DeletePod"]).To(BeZero(), "%v", c.writes)
 }
 

@@ -101,7 +101,7 @@ func TestAChangeDoesNotFailByTheClusterPolicyOfAnother(t *testing.T) {
 	c.Plugin.Ready, c.Plugin.Message, c.Plugin.Overruled = true, "", c.Now
 	h.broken, h.plugin.running = nil, false
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 }
 
 // TestAnotherMPSRootOfTheClusterPolicyIsNamed: NVIDIA's device plugin waits for daemons where nobody starts them.
@@ -155,10 +155,22 @@ func TestANodeThatDoesNotBecomeIdleInTime(t *testing.T) {
 		Equal("not idle within 10m0s, now pod user/train (GPU 1); tried again once the node is idle, or by " + retryA)))
 	g.Expect(d.Policies["research"].Nodes.Failed).To(Equal(int32(1)))
 
+	c.add("b", sim.A100)
+	d, _ = c.run(60)
+	g.Expect(d.Nodes[1].State).To(Equal(node.UpToDate), "one user halts no rollout: %v", d.Nodes)
 	c.end(h, "train")
 	d, _ = c.run(60)
 	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "it is idle at last")
 	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
+
+	slices.Reverse(h.GPU.Spec.Baseline.Devices) // as GPUs that came later
+	c.hold(h, "train", 1, h.devices()[1].State.Instances[0].ID)
+	c.Policies = nil
+	c.run(900)
+	g.Expect(h.GPU.Status.Rollout.Failed).NotTo(BeNil())
+	c.end(h, "train")
+	c.run(60)
+	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 }
 
 // TestAnotherAttemptHasTheWholeTimeToApply: users held the GPUs until long after the agent was asked, so that it could
@@ -186,7 +198,7 @@ func TestAnotherAttemptHasTheWholeTimeToApply(t *testing.T) {
 			c.end(h, "train")
 			retry(c)
 			d, states := c.run(200)
-			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+			isUpToDate(g, d.Nodes[0])
 			g.Expect(states["a"]).NotTo(ContainElement(node.Failed))
 			g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 		})
@@ -219,13 +231,13 @@ func TestOnlyBlockersAreEvicted(t *testing.T) {
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("2g", 2)), 2
 	evicting(&c.Policies[0])
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(c.evicted).To(BeEmpty())
 
 	// Room for a large instance has to be made on both GPUs: one holder blocks the change, the other does not.
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("4g", 1), count("2g", 1)), 3
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(c.evicted).To(Equal([]string{"inside"}))
 }
 
@@ -267,7 +279,7 @@ func TestNeverWaitsWithoutATaint(t *testing.T) {
 	g.Expect(h.Taints).To(BeEmpty(), "another controller was quicker")
 	c.end(h, "quick")
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 }
 
 // TestTimeInWhichAGPUWasInUseIsNoTimeOfTheAgent: a pod comes in the middle, and the policy evicts nobody.
@@ -329,7 +341,7 @@ func TestAnAgentLostInTheMiddleIsWaitedFor(t *testing.T) {
 	g.Expect(d.Policies["research"].Nodes.Changing).To(Equal(int32(1)))
 	h.AgentReady = true
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(h.Taints).To(BeEmpty())
 }
 
@@ -397,7 +409,7 @@ func TestWhatAUserUndoesIsDoneAgain(t *testing.T) {
 			c.advertise(h)
 			c.tick(time.Second)
 			d, _ = c.run(60)
-			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+			isUpToDate(g, d.Nodes[0])
 			g.Expect(d.Actions).To(BeEmpty())
 			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 6}))
 			g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"))
@@ -467,7 +479,7 @@ func TestANodeThatIsSharedSoAlreadyIsTakenOverWithoutDisturbance(t *testing.T) {
 	instances := h.devices()[0].State.Instances
 	c.hold(h, "train", 0, instances[0].ID)
 	d, states := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(states["a"]).NotTo(ContainElement(node.Draining))
 	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"))
 	g.Expect(h.GPU.Spec.Baseline.Labels[v1alpha1.LabelMIGManager]).To(Equal("true"))
@@ -613,6 +625,7 @@ func TestAReleaseThatFailsIsTriedAgainInAnHour(t *testing.T) {
 			g.Expect(attempts(50 * time.Minute)).To(BeZero())
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
+			g.Expect(h.GPU.Spec.Devices).To(BeEmpty(), "the node takes pods, whose GPUs an agent must not find idle between two containers")
 			g.Expect(rollout.Decide(c.world()).After).To(BeNumerically("~", 10*time.Minute+test.after, time.Minute))
 			again := time.Date(0, 1, 1, 9, 0, 0, 0, time.UTC).Add(test.after)
 			g.Expect(h.waits()).To(ContainSubstring("; the operator tries again at " + again.Format("15:04")))

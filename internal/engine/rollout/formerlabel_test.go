@@ -12,7 +12,9 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -120,4 +122,33 @@ func TestMIGManagerKeepsThePodThatComesBack(t *testing.T) {
 			g.Expect(h.applied).To(Equal([]string{"all-1g.5gb"}))
 		})
 	}
+}
+
+// TestAReleasedNodeThatComesBackFromABackup, in which its agent is asked for what the policy asked, goes back to its baseline before it is forgotten, though
+// mig-manager has its label.
+func TestAReleasedNodeThatComesBackFromABackup(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	h := withManager(c, sim.H100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), evicting)}
+	c.during(10*time.Minute, time.Second)
+	saved := h.GPU.DeepCopy()
+	g.Expect(saved.Spec.Devices).NotTo(BeEmpty())
+	c.Policies = nil
+	for h.Annotations[v1alpha1.AnnotationMIGConfig] == "" {
+		c.during(time.Second, time.Second)
+	}
+	saved.DeepCopyInto(&h.GPU)
+	var spec *v1alpha1.GPUNodeSpec
+	for n := 0; n < 100 && spec == nil; n++ {
+		for _, a := range rollout.Decide(c.world()).Actions {
+			if set, is := a.(action.SetSpec); is && spec == nil {
+				spec = &set.Spec
+			}
+			c.do(a)
+		}
+		c.tick(time.Second)
+	}
+	g.Expect(spec).NotTo(BeNil())
+	g.Expect(spec.Devices).To(Equal(saved.Spec.Baseline.Devices))
 }

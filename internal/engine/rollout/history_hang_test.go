@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -75,10 +76,14 @@ func (c *run) checkRelease() {
 			t.whole = c.Now
 		}
 		most := mostInOneGo + time.Minute // in these histories time passes in steps of up to a minute
-		if r := h.GPU.Spec.Release; r != nil && len(c.Policies) == 0 {
-			most += node.DrainTimeout(r.Drain) - 10*time.Minute // as the last policy said that was seen
+		lasts := max(t.until.Sub(t.since), c.Now.Sub(t.whole))
+		if r := h.GPU.Spec.Release; r != nil && lasts > most {
+			goesBack := strings.HasPrefix(c.states[h.Name], string(node.Failed)) // which is finished after a window too (2^40+782682)
+			if by, _, _ := c.Desired(h); by == nil || goesBack {
+				most += node.DrainTimeout(r.Drain) - 10*time.Minute // as the last policy said
+			}
 		}
-		if lasts := max(t.until.Sub(t.since), c.Now.Sub(t.whole)); lasts > most {
+		if lasts > most {
 			c.breaks("bounded", "node %s is kept from its users for %s in one go (%s)", h.Name, lasts, c.states[h.Name])
 		}
 	}

@@ -29,6 +29,7 @@ type hardwareEvents struct {
 	sick       map[string]bool // UUIDs of the GPUs that NVIDIA's device plugin has marked unhealthy since it started
 	slots      map[string]int  // by UUID: where in the machine the GPU is, which never changes. The index does, when others die.
 	born       map[string]born // by UUID: how the GPU was when it came
+	returned   map[string]int  // by UUID: how many writes to the hardware there were when it was given back
 	stuck      map[string]bool // UIDs of pods of NVIDIA's that do not end, or whose deletion is refused
 	taken      onego           // in which the node is kept from its users
 	asks       int             // reconciles in which the agent is asked for what users have
@@ -112,7 +113,7 @@ func (h *host) swap(index int, model sim.Model, serial int) {
 // remember notes where each GPU is, and how it was when it came.
 func (h *host) remember() {
 	if h.slots == nil {
-		h.slots, h.born = map[string]int{}, map[string]born{}
+		h.slots, h.born, h.returned = map[string]int{}, map[string]born{}, map[string]int{}
 	}
 	for _, d := range h.devices() {
 		if _, known := h.slots[d.UUID]; !known {
@@ -148,9 +149,24 @@ func (h *host) countsAnew() {
 	}
 }
 
-// changedByUs reports whether the agent has changed the mode or the instances of a GPU.
+// returns notes which GPUs a spec is the first not to list in the baseline, and that are as they came: they are given back.
+func (h *host) returns(spec v1alpha1.GPUNodeSpec) {
+	if spec.Baseline == nil || h.GPU.Spec.Baseline == nil {
+		return
+	}
+	for _, d := range h.devices() {
+		listed := cluster.Lists(h.GPU.Spec.Baseline.Devices, d.UUID) && !cluster.Lists(spec.Baseline.Devices, d.UUID)
+		if listed && bornAs(d).equal(h.born[d.UUID]) {
+			h.returned[d.UUID] = len(h.hardware.Writes())
+		}
+	}
+}
+
+// changedByUs reports whether the agent has changed the mode or the instances of a GPU since that came or was given back.
 func (h *host) changedByUs(uuid string) bool {
-	for i, write := range h.hardware.Writes() {
+	writes := h.hardware.Writes()
+	for i := h.returned[uuid]; i < len(writes); i++ {
+		write := writes[i]
 		ofMIG := !strings.HasPrefix(write, string(sim.OpSetComputeMode)) && !strings.HasPrefix(write, string(sim.OpSetTimeSlice))
 		if !h.manual[i] && strings.Contains(write, uuid) && ofMIG {
 			return true

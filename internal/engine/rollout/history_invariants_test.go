@@ -181,7 +181,9 @@ func (c *run) bystander(h *host, a action.Evict) {
 func (c *run) mayChange(h *host, uuid string) bool {
 	for _, d := range h.devices() {
 		ours := d.State.ComputeMode != gpu.ComputeDefault && h.theirs == nil // set for MPS, and left
-		if d.UUID == uuid && (ours || !bornAs(d).equal(h.born[uuid])) {
+		was := h.born[uuid].before
+		taken := was != nil && !bornAs(d).equal(*was) && h.restored(uuid) // a policy left it so, and one took it over with its baseline
+		if d.UUID == uuid && (ours || taken || !bornAs(d).equal(h.born[uuid])) {
 			return true
 		}
 	}
@@ -233,7 +235,9 @@ func (c *run) inBudget(h *host, a action.Action) {
 		disturbs = true
 	case action.PatchNode:
 		_, upgraded := timing.Stamped(h.Annotations[v1alpha1.AnnotationInterrupted], "maintenance")
-		disturbs, takes = a.Annotations[v1alpha1.AnnotationStopped] != nil && !upgraded, a.Annotations[v1alpha1.AnnotationBaseline] != nil
+		_, continues := a.Annotations[v1alpha1.AnnotationInterrupted] // what is stopped is only recorded anew (809517)
+		disturbs = a.Annotations[v1alpha1.AnnotationStopped] != nil && !upgraded && !continues && !h.isTainted()
+		takes = a.Annotations[v1alpha1.AnnotationBaseline] != nil
 	case action.SetSpec:
 		was := h.GPU.Spec // what is only recorded there is no change for a policy
 		takes = a.Spec.PolicyName != "" && (a.Spec.PolicyName != was.PolicyName || !reflect.DeepEqual(a.Spec.Devices, was.Devices))
@@ -252,7 +256,7 @@ func (c *run) inBudget(h *host, a action.Action) {
 			continue
 		}
 		_, stopped := o.Annotations[v1alpha1.AnnotationStopped]
-		if stopped || !o.DevicesTaintedAt.IsZero() || slices.ContainsFunc(o.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
+		if stopped || o.isTainted() {
 			disturbed++
 		}
 	}

@@ -299,6 +299,7 @@ func (c *run) carryOut(a action.Action) {
 		c.pluginRestarts(h, a)
 	case action.SetSpec:
 		c.count["GPUNode "+h.Name]++
+		h.returns(a.Spec)
 		c.rebootsEmpty(h, a)
 	case action.PatchNode, action.Taint, action.Untaint, action.KeepTaints:
 		c.count["Node "+h.Name]++

@@ -168,6 +168,29 @@ func TestANodeThatComesInTheMiddleOfAChangeNeedsASlot(t *testing.T) {
 	g.Expect(c.ready()).To(Equal(2))
 }
 
+// TestARecordThatFailsTaintsNoDevices: devices that were tainted while the Node's record still named the former policy
+// would count in the budget of that one.
+func TestARecordThatFailsTaintsNoDevices(t *testing.T) {
+	g := NewWithT(t)
+	c, a := onDRA(mig(count("1g", 7)), unavailable("100%"))
+	b := c.addDRA("b", sim.A100)
+	c.run(240)
+	g.Expect(c.ready()).To(Equal(2))
+	c.Policies = append(c.Policies, policyOf("next", mig(count("3g", 2)), unavailable("1"), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Priority = 1 }))
+	for round := range 240 {
+		for _, act := range rollout.Decide(c.world()).Actions {
+			if patch, is := act.(action.PatchNode); round < 3 && is && patch.Annotations[v1alpha1.AnnotationBaseline] != nil {
+				continue
+			}
+			c.do(act)
+			g.Expect(a.isTainted() && b.isTainted()).To(BeFalse(), "after: %s", act)
+		}
+		g.Expect(round > 2 || !a.isTainted() && !b.isTainted()).To(BeTrue())
+		c.tick(time.Second)
+	}
+	g.Expect(a.GPU.Status.Rollout.LastGood.PolicyName + b.GPU.Status.Rollout.LastGood.PolicyName).To(Equal("nextnext"))
+}
+
 // TestANodeThatComesBackInTheMiddleOfAChangeTakesNoSlot: it left a policy, and returns while the policy that it came to
 // has tainted it and changed nothing yet. To restore its scheduling needs no slot of the former policy, where another
 // node is changed. Until then it counts for the policy that has tainted it.
@@ -291,7 +314,7 @@ func TestAGPUThatAnInitContainerHoldsIsInUse(t *testing.T) {
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/warm-up (a GPU, by an init container)"))
 	h.Pods[len(h.Pods)-1].InitHolds = false
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 }
 
 // TestAPodWhoseGPUsAreNotReportedIsEvictedOnlyIfItBlocksForSure: it may use a GPU that the policy does not select.
@@ -318,7 +341,7 @@ func TestAPodWhoseGPUsAreNotReportedIsEvictedOnlyIfItBlocksForSure(t *testing.T)
 				h.Pods[len(h.Pods)-1].InitHolds = false
 				d, _ = c.run(60)
 			}
-			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+			isUpToDate(g, d.Nodes[0])
 		})
 	}
 }
@@ -336,7 +359,7 @@ func TestAGPUThatAClaimHoldsIsInUse(t *testing.T) {
 	h.Pods[len(h.Pods)-1].Claim = ""
 	c.version[h.Name]++
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 }
 
 func TestOnlyInitContainersBeforeTheirEndHoldUnreportedGPUs(t *testing.T) {

@@ -71,18 +71,25 @@ func TestNVIDIAsMPSDaemonSetIsKeptOff(t *testing.T) {
 	g.Expect(c.beside).To(BeEmpty())
 }
 
+// servedByNVIDIA is a cluster with a node that is shared by NVIDIA's MPS daemon.
+func servedByNVIDIA(g *WithT) (*site, *host) {
+	c := newSite()
+	c.byHand = mpsByHand(4)
+	h := c.add("a", sim.A100)
+	c.tick(time.Second)
+	c.tick(time.Second)
+	g.Expect(h.theirs).NotTo(BeNil())
+	g.Expect(h.devices()[0].State.MPS).NotTo(BeNil())
+	return c, h
+}
+
 // TestNVIDIAsMPSByHand: a node that NVIDIA's daemon serves, since the default configuration says so, is drained before
 // that ends, and served by it again when no policy governs the node any more.
 func TestNVIDIAsMPSByHand(t *testing.T) {
 	for name, next := range map[string]v1alpha1.Sharing{"MPS": mps(10), "MIG": mig(count("1g", 7)), "time-slicing": timeSlicing(2)} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			c.byHand = mpsByHand(4)
-			h := c.add("a", sim.A100)
-			c.tick(time.Second)
-			c.tick(time.Second)
-			g.Expect(h.theirs).NotTo(BeNil())
+			c, h := servedByNVIDIA(g)
 			c.hold(h, "client", 0, gpu.WholeGPU)
 			c.tick(time.Minute)
 
@@ -144,7 +151,7 @@ func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
 	c.tick(time.Second)
 	g.Expect(h.theirs).NotTo(BeNil())
 	d := c.during(10*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(h.theirs).To(BeNil())
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.writes["action.PatchNode"]).To(BeNumerically("<=", 4), "%v", c.writes)
@@ -179,7 +186,7 @@ func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
 		onGPUs(0)(p)
 	})
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-3g.20gb": 2, "nvidia.com/gpu": 1}))
 
 	released(t, c)
@@ -222,7 +229,7 @@ func TestNVIDIAsMPSThatIsNotReportedYetKeepsItsClients(t *testing.T) {
 			g.Expect(c.killed).To(BeEmpty())
 			h.lags = false
 			d, states := c.run(300)
-			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+			isUpToDate(g, d.Nodes[0])
 			g.Expect(states["a"]).To(ContainElement(node.Draining))
 			g.Expect(c.evicted).To(Equal([]string{"client"}))
 			g.Expect(c.killed).To(BeEmpty())
@@ -282,7 +289,7 @@ func TestAClientOfNVIDIAsMPSOnAnotherGPUIsWaitedFor(t *testing.T) {
 
 	c.end(h, "other")
 	d, _ = c.run(300)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(c.killed).To(BeEmpty())
 }
 
@@ -325,7 +332,7 @@ func TestAPlanForetellsTheEvictionsUnderMPS(t *testing.T) {
 			}
 			g.Expect(evicts).To(ConsistOf(test.evicts))
 			d, _ := c.run(300)
-			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+			isUpToDate(g, d.Nodes[0])
 			g.Expect(d.Nodes[0].Policy).To(Equal("other"))
 			g.Expect(c.evicted).To(ConsistOf(test.evicts))
 		})
@@ -499,13 +506,31 @@ func TestNVIDIAsMPSIsLetBackWhereTheDRADriverServes(t *testing.T) {
 	g.Expect(h.features.ours).To(BeZero())
 }
 
+// TestANodeThatNVIDIAsMPSServedIsReleasedWhereTheDRADriverServes: beside that driver NVIDIA's MPS daemon does not come back.
+func TestANodeThatNVIDIAsMPSServedIsReleasedWhereTheDRADriverServes(t *testing.T) {
+	g := NewWithT(t)
+	c, h := servedByNVIDIA(g)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
+	for range 60 {
+		if c.reconcile(); h.GPU.Spec.Baseline != nil {
+			break
+		}
+		c.tick(time.Second)
+	}
+	g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
+	c.switchOver(h, true)
+	c.during(20*time.Minute, 10*time.Second)
+	released(t, c)
+	g.Expect(h.devices()[0].State.ComputeMode).To(Equal(gpu.ComputeDefault))
+}
+
 // sharedByMPS is a cluster with a node that is shared by MPS, and with two pods on it.
 func sharedByMPS(g *WithT) (*site, *host) {
 	c := newSite()
 	h := c.add("a", sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
 	d, _ := c.run(100)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	h.Pods = append(h.Pods, cluster.Pod{Namespace: "team-a", Name: "train", UID: "1"}, cluster.Pod{Namespace: "team-b", Name: "infer", UID: "2"})
 	return c, h
 }

@@ -40,7 +40,7 @@ import (
 //	2 no pod is evicted, no MIG mode changed, no node rebooted, and no GPU left without an instance
 //	3 a GPU has no instance that the policy does not allow, and the reserve stays
 //	4 nothing begins while the rollout is paused
-//	5 a change has a reason, and a GPU is changed disruptively once within demand.Hold
+//	5 a change has a reason: more pods wait than the scheduler finds instances for; and a GPU is changed disruptively once within demand.Hold
 //	6 the kubelet rejects no pod because of a change
 //	7 the same world has the same decision, whatever the order of lists
 //	8 for a pod, whatever its priority, no more instances of a profile are destroyed than have been idle for idleSeconds
@@ -57,8 +57,9 @@ type applied struct {
 	disrupted     map[string]time.Time // by GPU
 	pods          int
 	repartitioned int
-	died          map[string]bool // nodes, with the taint of a change
-	edited        bool            // the policy, so that the rollout may do what it does
+	died          map[string]bool      // nodes, with the taint of a change
+	booted        map[string]time.Time // nodes, lately: no pod has had their instances, whatever their times say
+	edited        bool                 // the policy, so that the rollout may do what it does
 	faulty        bool
 	late          []late
 	attempts      map[string]demand.Attempts // by policy
@@ -66,6 +67,7 @@ type applied struct {
 	next          time.Time                  // of a review though nothing changes; zero: never
 	layouts       [2]pure.Memory
 	floods        string // the profile for which a tenant has pods wait that never start; empty: none does
+	flooded       int    // how many
 	broken        string
 	told          []string
 }
@@ -85,7 +87,7 @@ func newApplied(t *testing.T, seed uint64) *applied {
 	t.Helper()
 	c := &applied{
 		site: newSite(), t: t, random: rand.New(rand.NewPCG(seed, 46)), bound: map[string]boundPod{}, lastHeld: map[string]time.Time{},
-		disrupted: map[string]time.Time{}, edited: true, died: map[string]bool{},
+		disrupted: map[string]time.Time{}, edited: true, died: map[string]bool{}, booted: map[string]time.Time{},
 	}
 	c.leads()
 	if seed == 0 {
@@ -203,7 +205,7 @@ func (c *applied) flood() {
 			n++
 		}
 	}
-	for ; c.floods != "" && n < 12; n++ {
+	for ; c.floods != "" && n < c.flooded; n++ {
 		c.waitsIn(flooding, c.floods, int32(c.random.IntN(3)))
 	}
 }
@@ -272,22 +274,28 @@ func (c *applied) room(pod *corev1.Pod) string {
 	}
 	of := resourceOf(pod)
 	for _, node := range slices.Sorted(maps.Keys(c.hosts)) {
-		h := c.hosts[node]
-		used := int64(0)
-		for _, p := range h.Pods {
-			used += p.Requests[of]
-		}
-		for _, l := range c.late {
-			if l.node == node && resourceOf(l.pod) == of {
-				used++
-			}
-		}
-		pool, selects := pod.Spec.NodeSelector[poolLabel]
-		if h.Allocatable[of] > used && len(h.Taints) == 0 && (!selects || h.Labels[poolLabel] == pool) {
+		if c.left(c.hosts[node], pod, of) > 0 {
 			return node
 		}
 	}
 	return ""
+}
+
+// left is how many instances the scheduler finds for a pod on a node.
+func (c *applied) left(h *host, pod *corev1.Pod, of string) int64 {
+	if pool, selects := pod.Spec.NodeSelector[poolLabel]; len(h.Taints) > 0 || selects && h.Labels[poolLabel] != pool {
+		return 0
+	}
+	left := h.Allocatable[of]
+	for _, p := range h.Pods {
+		left -= p.Requests[of]
+	}
+	for _, l := range c.late {
+		if l.node == h.Name && resourceOf(l.pod) == of {
+			left--
+		}
+	}
+	return max(0, left)
 }
 
 // reason is why a pod waits: a queue holds it back, or another scheduler has its own words.
@@ -369,7 +377,7 @@ func (c *applied) admit() {
 		}
 		index, instance := c.free(h, b.resource)
 		if instance < 0 {
-			c.breaks(!c.edited && h.broken == nil, "6: the kubelet of %s rejects pod %s, which asks for %s", b.node, name, b.resource)
+			c.breaks(!c.edited && h.broken == nil && !c.hasBooted(h), "6: the kubelet of %s rejects pod %s, which asks for %s", b.node, name, b.resource)
 			h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name })
 			continue
 		}
@@ -435,6 +443,7 @@ func (c *applied) decides() {
 		c.breaks(!reflect.DeepEqual(is, again), "7: %v is decided, and in another order %v", is, again)
 	}
 	c.servedOnce(is)
+	c.needed(is)
 	for i := range c.Policies {
 		c.Policies[i].Status.OnDemand = is[c.Policies[i].Name].Status
 	}
@@ -518,6 +527,66 @@ func (c *applied) servedOnce(is map[string]demand.Reviewed) {
 			}
 		}
 	}
+}
+
+// needed holds what is new to invariant 5: it makes instances of which the scheduler finds too few. Those of another policy may help a pod for which it
+// leaves them, and a reserve is filled again.
+func (c *applied) needed(is map[string]demand.Reviewed) {
+	leaves := func(d v1alpha1.DemandStatus) bool { return d.Reason == v1alpha1.ReasonAdvertisedNotScheduled }
+	makes, destroys := map[string]bool{}, map[string]bool{} // by resource
+	for _, of := range is {
+		if len(is) > 1 || slices.ContainsFunc(of.Status.Requests, leaves) || len(c.Policies[0].Spec.Sharing.MIG.Layouts[0].OnDemand.Reserve) > 0 {
+			return
+		}
+		for name, entries := range of.Decided {
+			for _, e := range entries {
+				c.changes(c.hosts[name], e, makes, destroys)
+			}
+		}
+	}
+	for resource := range makes {
+		wait, left := c.short(resource)
+		c.breaks(!destroys[resource] && wait > 0 && wait <= left, "5: %s is made for %d pods that wait, for which %d are left", resource, wait, left)
+	}
+}
+
+// changes notes of which resources an entry that is new makes instances for a pod, and destroys some.
+func (c *applied) changes(h *host, e v1alpha1.GPUDemand, makes, destroys map[string]bool) {
+	same := func(o v1alpha1.GPUDemand) bool {
+		return o.UUID == e.UUID && reflect.DeepEqual(o.Instances, e.Instances)
+	}
+	at := slices.IndexFunc(h.devices(), func(d gpu.Device) bool { return d.UUID == e.UUID })
+	if at < 0 || slices.ContainsFunc(h.GPU.Status.Demand, same) {
+		return
+	}
+	has, will := plan.ByProfile(plan.Observed(h.devices()[at]).Instances), plan.ByProfile(e.Instances)
+	for profile, n := range will {
+		if n > has[profile] && e.FirstPod != "" {
+			makes[plan.ResourceOf(profile)] = true
+		}
+	}
+	for profile, n := range has {
+		if n > will[profile] {
+			destroys[plan.ResourceOf(profile)] = true
+		}
+	}
+}
+
+// short is how many pods wait for a resource, and how many the scheduler finds for the one for which it finds the fewest.
+func (c *applied) short(resource string) (wait, left int64) {
+	for _, pod := range c.waiting {
+		if resourceOf(pod) != resource {
+			continue
+		}
+		found := int64(0)
+		for _, h := range c.hosts {
+			found += c.left(h, pod, resource)
+		}
+		if wait++; wait == 1 || found < left {
+			left = found
+		}
+	}
+	return wait, left
 }
 
 func says(entries []v1alpha1.GPUDemand) (list []string) {
@@ -665,7 +734,7 @@ func (c *applied) tooMany(h *host, was, is gpu.Device, destroyed map[string]int)
 			}
 		}
 		at := slices.IndexFunc(h.GPU.Status.Demand, func(e v1alpha1.GPUDemand) bool { return e.UUID == is.UUID && e.FirstPod != "" })
-		c.breaks(n > 0 && at >= 0 && !c.died[h.Name], "8: %d instances %s of GPU %s too many are destroyed", n, profile, is.UUID)
+		c.breaks(n > 0 && at >= 0 && !c.died[h.Name] && !c.hasBooted(h), "8: %d instances %s of GPU %s too many are destroyed", n, profile, is.UUID)
 	}
 }
 
@@ -690,12 +759,15 @@ func (c *applied) reportHeld(h *host, devices []gpu.Device) {
 	}
 }
 
-// endsOne ends a pod of a node that has started.
+// endsOne ends a pod of a node that has started. What the agent reports is of a moment before, now and then.
 func (c *applied) endsOne(h *host) {
 	for _, p := range h.Pods {
 		if _, starts := c.bound[p.Name]; p.Namespace == "user" && !starts {
 			c.tell("pod %s ends", p.Name)
-			c.end(h, p.Name)
+			reported := h.GPU.Status.DeepCopy()
+			if c.end(h, p.Name); c.random.IntN(2) == 0 {
+				h.GPU.Status = *reported
+			}
 			return
 		}
 	}
@@ -730,7 +802,7 @@ func (c *applied) happens() {
 	case 13:
 		c.fails(h)
 	case 14:
-		c.floods = append(profiles, "")[c.random.IntN(6)]
+		c.floods, c.flooded = append(profiles, "")[c.random.IntN(6)], []int{1, 12}[c.random.IntN(2)]
 		c.tell("a tenant floods with pods for %q that never start", c.floods)
 	case 15:
 		c.preempts(h)
@@ -764,7 +836,9 @@ func (c *applied) seconds(many int) {
 // turnsOff is a machine that dies, or boots again. Its instances are made anew then.
 func (c *applied) turnsOff(h *host) {
 	if h.off {
+		h.remember()
 		c.returns(h)
+		c.booted[h.Name] = c.Now
 		c.tell("%s boots", h.Name)
 		return
 	}
@@ -772,6 +846,9 @@ func (c *applied) turnsOff(h *host) {
 	c.dies(h)
 	c.tell("%s dies", h.Name)
 }
+
+// hasBooted reports whether a node has booted lately: the scheduler may have chosen it for what it had before.
+func (c *applied) hasBooted(h *host) bool { return c.Now.Sub(c.booted[h.Name]) < time.Minute }
 
 // deletes is a user who deletes the pod that has waited longest.
 func (c *applied) deletes() {

@@ -256,7 +256,7 @@ func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
 	g.Expect(h.reboots).To(BeEmpty())
 	c.Policies[0].Spec.Rollout.Paused = false
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(h.reboots).To(HaveLen(1))
 }
 

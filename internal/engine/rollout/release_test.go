@@ -137,6 +137,12 @@ func TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy(t *testing.T) {
 	for name, lost := range map[string]func(*host){
 		"without a spec":        func(h *host) { h.GPU.Spec = v1alpha1.GPUNodeSpec{} },
 		"with that of a backup": func(*host) {},
+		"with that of a backup, stamped by a clock that was ahead": func(h *host) {
+			ahead := h.GPU.CreationTimestamp.Add(timing.PoliciesReturn / 2)
+			h.GPU.Spec.ChangeTime = metav1.NewTime(ahead)
+			h.Annotations[v1alpha1.AnnotationSelected] = timing.Stamp(h.Labels[v1alpha1.LabelConfig], ahead)
+		},
+		"and a Node's record that another wrote": func(h *host) { h.Annotations[v1alpha1.AnnotationSelected] = "garbage" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -149,12 +155,14 @@ func TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy(t *testing.T) {
 			}
 			c.Policies = nil
 			anew := func() {
-				h.GPU.UID, h.GPU.CreationTimestamp = "another", metav1.NewTime(c.Now)
-				h.GPU.Status.Rollout = v1alpha1.RolloutStatus{}
+				spec := h.GPU.Spec
+				c.makeGPUNode(h)
+				h.restoreGPUNode(v1alpha1.GPUNode{Spec: spec})
 				lost(h)
 			}
 			anew()
 			for ends := c.Now.Add(timing.PoliciesReturn - time.Minute); c.Now.Before(ends); c.tick(10 * time.Second) {
+				c.sleeps.decided = false // another node wakes it
 				c.reconcile()
 				g.Expect(stands()).To(BeTrue(), "after %s", c.Now.Sub(h.GPU.CreationTimestamp.Time))
 			}
@@ -180,6 +188,18 @@ func TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy(t *testing.T) {
 			g.Expect(h.GPU.Spec).To(BeZero())
 		})
 	}
+}
+
+// TestAYoungGPUNodeIsNotCalledAnewForAClock that was ahead: what the controller wrote lies in the future now (782664).
+func TestAYoungGPUNodeIsNotCalledAnewForAClock(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	h.GPU.CreationTimestamp, c.ahead, h.lags = metav1.NewTime(c.Now), 10*time.Minute, true
+	c.during(2*time.Minute, time.Second)
+	g.Expect(h.GPU.Spec.Devices).NotTo(BeEmpty())
+	g.Expect(h.waits()).To(HavePrefix(v1alpha1.ReasonApplying))
+	c.ahead, c.Policies = 0, nil
+	g.Expect(c.reconcile().Nodes[0].Message).NotTo(ContainSubstring("made anew"))
 }
 
 // TestAPolicyThatFailedBeforeItAskedForAnythingIsReleasedAtOnce: the GPUNode of a new machine is as young as one that was
@@ -228,7 +248,7 @@ func TestAFailedNodeIsTriedAgain(t *testing.T) {
 			g.Expect(d.Nodes[0].Message).To(HaveSuffix("restart the kubelet; rolled back; retry by gpusharing.io/retry"))
 			again(c, h)
 			d, _ = c.run(60)
-			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+			isUpToDate(g, d.Nodes[0])
 			g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 		})
 	}
@@ -268,6 +288,38 @@ func TestAnotherAttemptHasItsOwnTimeToAdvertise(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(node.Verifying), d.Nodes[0].Message)
 	h.broken = nil
 	d = c.during(5*time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
+}
+
+// TestAPolicyThatIsCreatedAgainHasItsOwnTimeToBeOffered: its config was selected long before, and the GPUNode of a backup
+// does not say that the node had reached it. A program of NVIDIA's that fails meanwhile costs no instances.
+func TestAPolicyThatIsCreatedAgainHasItsOwnTimeToBeOffered(t *testing.T) {
+	for name, setUp := range map[string]func() (*site, *host){
+		"by the device plugin": func() (*site, *host) { return toMIG() },
+		"by the DRA driver":    func() (*site, *host) { return onDRA(mig(count("1g", 7))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := setUp()
+			c.run(240)
+			c.tick(time.Hour)
+			again, spec, instances := c.Policies, h.GPU.Spec, h.instances()
+			g.Expect(instances).NotTo(BeEmpty())
+			c.Policies = nil
+			c.makeGPUNode(h)
+			h.GPU.Spec = spec
+			h.broken, h.driver.broken = func(cluster.Snapshot) bool { return true }, true
+			h.Published, h.plugin.running = nil, false
+			c.during(timing.PoliciesReturn-time.Minute, 10*time.Second)
+			again[0].UID, again[0].CreationTimestamp = "again", metav1.NewTime(c.Now)
+			c.Policies = again
+			d := c.during(timing.VerifyTimeout-time.Minute, 10*time.Second)
+			g.Expect(d.Nodes[0].State).To(Equal(node.Verifying), d.Nodes[0].Message)
+			h.broken, h.driver.broken, h.driver.uid, h.plugin.running = nil, false, "", false
+			d = c.during(time.Minute, time.Second)
+			isUpToDate(g, d.Nodes[0])
+			g.Expect(h.instances()).To(Equal(instances))
+		})
+	}
 }

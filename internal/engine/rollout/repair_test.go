@@ -209,7 +209,7 @@ func TestAChangeWaitsForAMIGManagerAtWork(t *testing.T) {
 	h.Labels[stateLabel] = "success"
 	c.held(h)
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 }
 
 func TestAStopOfTheDriversManagerIsLeftAlone(t *testing.T) {

@@ -333,3 +333,28 @@ func TestAFailureThatCannotBeRecordedIsRefusedOnceAMinute(t *testing.T) {
 	later := now.Add(time.Second)
 	g.Expect(r.Remaining(at(later), time.Time{}, later)).To(Equal(action.RefusedAgain - time.Second))
 }
+
+// TestAGPUNodeThatIsNotWrittenHasOneCopy: where a GPU is to be forgotten and each write of GPUNode.spec is refused, the copy on the Node is written once.
+func TestAGPUNodeThatIsNotWrittenHasOneCopy(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(evicting)
+	c.run(200)
+	c.Policies[0].Spec.GPUSelector, c.Policies[0].Generation = &v1alpha1.GPUMatch{Indexes: []int32{0}}, 2
+	copies, forgets := 0, false
+	for range 300 {
+		for _, a := range rollout.Decide(c.world()).Actions {
+			set, is := a.(action.SetSpec)
+			if forgets = forgets || is && len(set.Spec.Baseline.Devices) == 1; forgets && is {
+				continue
+			}
+			if patch, is := a.(action.PatchNode); is && patch.Annotations[v1alpha1.AnnotationBaseline] != nil && forgets {
+				copies++
+			}
+			c.do(a)
+		}
+		c.tick(time.Second)
+	}
+	g.Expect(forgets).To(BeTrue())
+	g.Expect(h.devices()[1].State.MIG).To(BeFalse())
+	g.Expect(copies).To(BeNumerically("<=", 1))
+}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	spec "github.com/NVIDIA/k8s-device-plugin/api/config/v1"
+	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -131,6 +132,11 @@ type host struct {
 
 // projectsWithin is how long the kubelet takes at most to project a changed ConfigMap into the pods that mount it.
 const projectsWithin = 90 * time.Second
+
+// isUpToDate expects that a node is as its policy asks.
+func isUpToDate(g Gomega, n rollout.NodeState) {
+	g.ExpectWithOffset(1, n.State).To(Equal(node.UpToDate), n.Message)
+}
 
 func newSite() *site {
 	return &site{
@@ -612,7 +618,9 @@ func (c *site) endMPS(h *host) {
 func (h *host) computeMode(mode gpu.ComputeMode) {
 	h.hardware.Update(func(n *sim.Node) {
 		for i := range n.GPUs {
-			n.GPUs[i].ComputeMode = mode
+			if mode == gpu.ComputeDefault || !n.GPUs[i].MIG { // refused in MIG mode
+				n.GPUs[i].ComputeMode = mode
+			}
 		}
 	})
 }
@@ -684,7 +692,9 @@ func (h *host) devices() []gpu.Device {
 		if !d.State.MIG && slices.ContainsFunc(h.GPU.Spec.Devices, timed) {
 			d.State.TimeSlice = h.timeSlice(d.UUID)
 		}
-		inventory.Devices[i].State.MPS = h.theirs
+		if !d.State.MIG { // mps.Assign
+			d.State.MPS = h.theirs
+		}
 		for resource, d := range h.daemons {
 			for _, served := range d.Devices {
 				if served.UUID == inventory.Devices[i].UUID {

@@ -35,7 +35,7 @@ func recordMemoryOwner(m *member) {
 // does not take their containers for users.
 func recordAdminClaims(m *member) {
 	spec, want := m.Node.GPU.Spec, node.AdminClaims(m.Node)
-	if governed := m.Policy != nil || spec.Baseline != nil; governed && m.ByClaims() && !slices.Equal(want, spec.AdminClaims) {
+	if governed := m.Policy != nil || spec.Baseline != nil; governed && (m.ByClaims() || len(want) > 0) && !slices.Equal(want, spec.AdminClaims) {
 		recordInSpec(m, m.Ref(), "recording the ResourceClaims of monitors", func(spec *v1alpha1.GPUNodeSpec) { spec.AdminClaims = want })
 	}
 }

@@ -106,3 +106,28 @@ func TestAnIntervalThatTheDriverDoesNotHaveFailsTheNodeAndChangesNothing(t *test
 	g.Expect(h.GPU.Spec.Baseline).To(Equal(before.Baseline))
 	g.Expect(slices.Max(h.slices())).To(Equal(gpu.TimeSliceNone))
 }
+
+// TestADeselectedGPUHasItsTimeSliceBack: also where NVIDIA's DRA driver serves the node by then.
+func TestADeselectedGPUHasItsTimeSliceBack(t *testing.T) {
+	for name, toDRA := range map[string]bool{"device plugin": false, "DRA driver": true} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newSite()
+			h := c.add("a", sim.A100, sim.A100)
+			h.found(gpu.TimeSliceMedium)
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", interval(v1alpha1.TimeSliceIntervalLong))}
+			d, _ := c.run(200)
+			isUpToDate(g, d.Nodes[0])
+			g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceLong))
+			if toDRA {
+				c.switchOver(h, true)
+				c.tick(time.Second)
+			}
+			c.edit(func(p *v1alpha1.GPUSharingPolicy) {
+				p.Spec.Sharing, p.Spec.GPUSelector = mig(count("1g", 7)), &v1alpha1.GPUMatch{Indexes: []int32{0}}
+			})
+			isUpToDate(g, c.during(20*time.Minute, 10*time.Second).Nodes[0])
+			g.Expect(h.timeSlice(h.devices()[1].UUID)).To(Equal(gpu.TimeSliceMedium))
+		})
+	}
+}

@@ -4,7 +4,10 @@
 package rollout
 
 import (
+	"slices"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
@@ -12,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
@@ -49,15 +53,21 @@ func staying(v *node.View, selected policy.Governed) member {
 // policiesReturn reports whether a GPUNode was made anew or restored from a backup, and until when its policy may still
 // follow: no policy has reached its aim under it, and it is younger than what was done to its node, or it has lost the
 // baseline and the agent was asked under another one. A policy that is absent meanwhile was not deleted. One that failed
-// before it asked for anything was.
+// before it asked for anything was. What was said stays said: a time that a clock which was ahead has stamped counts as
+// long past only until it is there.
 func policiesReturn(v *node.View) (until time.Time, may bool) {
 	n, spec, created := v.Node, &v.Node.GPU.Spec, v.Node.GPU.CreationTimestamp.Time
 	until = created.Add(timing.PoliciesReturn)
 	if spec.Baseline == nil || n.GPU.Status.Rollout.LastGood != nil || !until.After(v.Snapshot.Now) {
 		return until, false
 	}
-	_, selected, stamped := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])
-	younger := stamped && selected.Add(timing.ClocksDiffer).Before(created)
+	said, _ := condition.Find(n.GPU.Status.Conditions, v1alpha1.ConditionReady) // of a node without a baseline that is True
+	unsaid := slices.Contains([]string{v1alpha1.ReasonAwaitingReport, v1alpha1.ReasonNoPolicy}, said.Reason)
+	older := func(at time.Time) bool { // one of the future (WithoutFuture) tells nothing of a GPUNode of which more was said
+		return !at.IsZero() && at.Add(timing.ClocksDiffer).Before(created) && (unsaid || at.Unix() > 0)
+	}
+	_, selected, _ := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])
+	younger := older(selected) || older(spec.ChangeTime.Time) || said.Status == metav1.ConditionFalse && said.Reason == v1alpha1.ReasonNoPolicy
 	unwritten := n.GPU.Generation <= 1 // else the node was forgotten, and its copy of the baseline goes next
 	return until, younger || unwritten && spec.ChangeTime.IsZero() && n.BaselineLost && !node.AgentNeverRequested(v)
 }

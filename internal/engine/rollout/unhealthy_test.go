@@ -70,7 +70,7 @@ func TestThePluginIsRestartedOnceIfItReadWhatAnotherControllerWrote(t *testing.T
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 	d := c.during(time.Hour, time.Minute)
 	g.Expect(c.Configs[h.Labels[v1alpha1.LabelConfig]]).To(Equal(ours))
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 
@@ -100,7 +100,7 @@ func TestThePluginIsRestartedBeforeAChangeFailsByWhatItRead(t *testing.T) {
 	}
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
 	d := c.during(10*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 }
 
@@ -139,7 +139,7 @@ func TestThePluginIsRestartedThoughAFormerResourceHasCapacity(t *testing.T) {
 	c.Policies[0].Spec.Sharing.Advertise = &v1alpha1.Advertise{RenameByDefault: new(true)}
 	c.Policies[0].Generation++
 	d, _ := c.run(200)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu.shared": 4}))
 	g.Expect(h.Unallocatable).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
 	h.Allocatable["nvidia.com/gpu.shared"] = 3
@@ -147,7 +147,7 @@ func TestThePluginIsRestartedThoughAFormerResourceHasCapacity(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(node.Degraded))
 	g.Expect(d.Nodes[0].Message).NotTo(ContainSubstring("unhealthy"))
 	d = c.during(time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 }
 

@@ -155,6 +155,21 @@ func TestWorkloadsOfATenantKeepNoOthersFromBeingNamed(t *testing.T) {
 		"which no node will offer; ask for nvidia.com/gpu.shared, or set renameByDefault to false"))
 }
 
+// TestNodeSelectorsThatATenantComputesKeepNoOthersFromBeingNamed: these labels have hashes by FNV-1a whose sum is that of no labels.
+func TestNodeSelectorsThatATenantComputesKeepNoOthersFromBeingNamed(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	c.add("a", sim.T4)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", renamed(4))}
+	asks := map[string]int64{"nvidia.com/gpu": 1}
+	c.Unscheduled = []cluster.Pod{{
+		Namespace: tenant, Name: "first", UID: "first", GPU: true, Requests: asks, Workload: "Deployment " + tenant + "/first", NodeSelector: map[string]string{
+			"a": "d7swra28", "b": "d538v5ca", "c": "x87w2d8", "d": "69u1deng", "e": "6mozqwe0", "f": "7buuptd3", "g": "2z8z8ktu", "h": "gg9dnlf",
+		},
+	}, requesting("web", asks)}
+	g.Expect(rollout.Decide(c.world()).Unmet["research"]).To(ConsistOf(HavePrefix("Deployment team/web asks for nvidia.com/gpu: 1,")))
+}
+
 func TestWhatAPodRequests(t *testing.T) {
 	g := NewWithT(t)
 	limits := func(name string, n int64) corev1.ResourceRequirements {

@@ -15,7 +15,6 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -264,7 +263,7 @@ func TestDriverUpgrade(t *testing.T) {
 			g.Expect(h.upgrade.goesOn()).To(BeFalse())
 			g.Expect(advertised(h)).To(Equal(want))
 			d, _ := w.run(10)
-			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+			isUpToDate(g, d.Nodes[0])
 			g.Expect(reasons).To(HaveKey(v1alpha1.ReasonDriverUpgrade))
 			if !c.upgrade.byHand { // where nothing tells what goes on once the module is unloaded
 				g.Expect(reasons).NotTo(HaveKey(v1alpha1.ReasonAgentNotReporting))
@@ -299,7 +298,7 @@ func TestTheAgentThatHasAnsweredAfterAnUpgradeIsLost(t *testing.T) {
 	g.Expect(h.upgrade.goesOn()).To(BeFalse())
 	h.AgentReady = true
 	d, _ := w.run(100)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 }
 
 // TestAPolicyThatChangesDuringAnUpgradeIsNoFight: the node selects the former configuration until the upgrade is over,
@@ -316,7 +315,7 @@ func TestAPolicyThatChangesDuringAnUpgradeIsNoFight(t *testing.T) {
 		g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOverruled))
 	}
 	d, _ := w.run(100)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(h.upgrade.goesOn()).To(BeFalse())
 }
 
@@ -337,7 +336,7 @@ func TestDriverUpgradeDuringAChange(t *testing.T) {
 				g.Expect(h.upgrade.stuck).To(BeEmpty())
 				g.Expect(h.upgrade.state).To(Equal("upgrade-done"))
 				d, _ := w.run(40)
-				g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+				isUpToDate(g, d.Nodes[0])
 				g.Expect(advertised(h)).To(Equal(d.Nodes[0].Expected))
 				h.leftNothing(g)
 			})
@@ -377,13 +376,13 @@ func TestMaintenanceHoldsNoSlotForEver(t *testing.T) {
 		ContainSubstring("upgrade of NVIDIA's driver failed"), ContainSubstring("nvidia.com/gpu-driver-upgrade-state=upgrade-required")))
 	g.Expect(b.GPU.Spec.PolicyName).To(BeEmpty())
 	d, _ = w.run(200)
-	g.Expect(d.Nodes[1].State).To(Equal(node.UpToDate), d.Nodes[1].Message)
+	isUpToDate(g, d.Nodes[1])
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("no slot in the budget"))
 	g.Expect(a.isKept()).To(BeFalse(), "what its users still lack is not the operator's")
 	a.hardware.Fail = nil
 	a.Labels[upgradeLabel] = "upgrade-done"
 	d, _ = w.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	a.leftNothing(g)
 }
 
@@ -408,7 +407,7 @@ func TestAnAgentThatDoesNotReturnFromAnUpgradeKeepsNoOperandsStopped(t *testing.
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonAgentNotReporting))
 	h.AgentReady = true
 	d, _ = c.run(120)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	h.leftNothing(g)
 }
 
@@ -430,7 +429,7 @@ func TestAfterLongMaintenanceOperandsStayStoppedUntilTheAgentAnswers(t *testing.
 	}
 	h.lags = false
 	d, _ := c.run(120)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+	isUpToDate(g, d.Nodes[0])
 	h.leftNothing(g)
 }
 
@@ -464,7 +463,7 @@ func TestNoChangeBeginsUnderMaintenance(t *testing.T) {
 			maps.Copy(h.Annotations, c.annotations)
 			d, _ := w.run(30)
 			if c.reason == "" {
-				g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+				isUpToDate(g, d.Nodes[0])
 				return
 			}
 			g.Expect(d.Nodes[0].Reason).To(Equal(c.reason))

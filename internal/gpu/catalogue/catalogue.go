@@ -104,14 +104,15 @@ func withoutMIG() []Spec {
 //go:embed mig-profiles.json
 var profileTable []byte
 
-// catalogue is read once: the table is embedded, so an error is a mistake of the build and shows in every test.
-var catalogue = sync.OnceValues(readCatalogue)
+// Specs are the GPUs with MIG in the order of the table, then those without. They are read once: the table is embedded, so an error is a mistake of the
+// build and shows in every test.
+var Specs = sync.OnceValues(readCatalogue)
 
 // Find returns a GPU of a product as it is before anything is changed, with the product as labels write it
 // (gpu.ProductLabel), such as NVIDIA-A100-SXM4-40GB. It has neither UUID nor PCI address. It returns false if the
 // catalogue lacks the product.
 func Find(product string) (gpu.Device, bool) {
-	specs, _ := catalogue()
+	specs, _ := Specs()
 	i := slices.IndexFunc(specs, func(s Spec) bool { return gpu.ProductLabel(s.Product) == product })
 	if i < 0 {
 		return gpu.Device{}, false
@@ -128,35 +129,12 @@ func Find(product string) (gpu.Device, bool) {
 
 // Products lists the products that Find knows.
 func Products() []string {
-	specs, _ := catalogue()
+	specs, _ := Specs()
 	products := make([]string, 0, len(specs))
 	for _, s := range specs {
 		products = append(products, gpu.ProductLabel(s.Product))
 	}
 	return products
-}
-
-// Models lists the catalogue: GPUs with MIG in the order of the table, then those without.
-func Models() []Model {
-	specs, _ := catalogue()
-	models := make([]Model, 0, len(specs))
-	for _, s := range specs {
-		models = append(models, s.Model)
-	}
-	return models
-}
-
-// SpecOf finds a model in the catalogue.
-func SpecOf(m Model) (Spec, error) {
-	specs, err := catalogue()
-	if err != nil {
-		return Spec{}, err
-	}
-	i := slices.IndexFunc(specs, func(s Spec) bool { return s.Model == m })
-	if i < 0 {
-		return Spec{}, fmt.Errorf("unknown GPU model %q: the models are %v", m, Models())
-	}
-	return specs[i], nil
 }
 
 func readCatalogue() ([]Spec, error) {

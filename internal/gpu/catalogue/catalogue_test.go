@@ -14,9 +14,9 @@ import (
 
 func TestFindKnowsProductsByTheirLabels(t *testing.T) {
 	g := NewWithT(t)
-	for _, m := range catalogue.Models() {
-		spec, err := catalogue.SpecOf(m)
-		g.Expect(err).NotTo(HaveOccurred())
+	specs, err := catalogue.Specs()
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, spec := range specs {
 		d, found := catalogue.Find(gpu.ProductLabel(spec.Product))
 		g.Expect(found).To(BeTrue(), spec.Product)
 		g.Expect(d.MIGCapable).To(Equal(spec.MIGCapable()))

@@ -156,25 +156,6 @@ func parse(s string) (n Name, is bool) {
 		more == (n.With != nil) && less == (n.Without != nil)
 }
 
-// String is the name as NVIDIA's tools write it.
-func (n Name) String() string {
-	var b strings.Builder
-	if n.Compute != 0 {
-		fmt.Fprintf(&b, "%dc.", n.Compute)
-	}
-	fmt.Fprintf(&b, "%dg", n.Slices)
-	if n.MemoryGB != 0 {
-		fmt.Fprintf(&b, ".%dgb", n.MemoryGB)
-	}
-	if len(n.With) > 0 {
-		b.WriteString("+" + strings.Join(n.With, ","))
-	}
-	if len(n.Without) > 0 {
-		b.WriteString("-" + strings.Join(n.Without, ","))
-	}
-	return b.String()
-}
-
 // SameAttributes reports whether two names ask for the same engines.
 func (n Name) SameAttributes(o Name) bool {
 	return slices.Equal(n.With, o.With) && slices.Equal(n.Without, o.Without)

@@ -46,8 +46,6 @@ type Upgrade struct {
 	// driver's pod, and k8s-driver-manager evicts the pods that use GPUs, right before it unloads the module.
 	Manual bool
 	Log    io.Writer
-	// Entered is called when the node enters a state.
-	Entered func(state string)
 	// Blocked has, for each attempt to unload the module that failed, what had the driver open: the program and its
 	// pod.
 	Blocked [][]string
@@ -86,13 +84,7 @@ func (u *Upgrade) Run(ctx context.Context) error {
 // enter writes a state to the node.
 func (u *Upgrade) enter(ctx context.Context, state string) error {
 	u.log("driver upgrade:", state)
-	if err := u.label(ctx, map[string]string{nvidia.LabelUpgrade: state}); err != nil {
-		return err
-	}
-	if u.Entered != nil {
-		u.Entered(state)
-	}
-	return nil
+	return u.label(ctx, map[string]string{nvidia.LabelUpgrade: state})
 }
 
 // restartPod deletes the driver's pod, and plays its successor: k8s-driver-manager as its init container, which the

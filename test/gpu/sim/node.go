@@ -11,6 +11,7 @@
 package sim
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"slices"
@@ -163,10 +164,23 @@ const (
 )
 
 // Models lists the catalogue: GPUs with MIG in the order of the table, then those without.
-func Models() []Model { return catalogue.Models() }
+func Models() (models []Model) {
+	specs, _ := catalogue.Specs()
+	for _, s := range specs {
+		models = append(models, s.Model)
+	}
+	return models
+}
 
 // SpecOf finds a model in the catalogue.
-func SpecOf(m Model) (Spec, error) { return catalogue.SpecOf(m) }
+func SpecOf(m Model) (Spec, error) {
+	specs, err := catalogue.Specs()
+	at := slices.IndexFunc(specs, func(s Spec) bool { return s.Model == m })
+	if err != nil || at < 0 {
+		return Spec{}, cmp.Or(err, fmt.Errorf("unknown GPU model %q: the models are %v", m, Models()))
+	}
+	return specs[at], nil
+}
 
 // Return is what an NVML call returns; the numbers are NVML's.
 type Return int

@@ -23,7 +23,8 @@ type RolloutApplyConfiguration struct {
 	// drain decides what happens to pods that hold a GPU or a MIG instance that a change needs to be idle, and to the other
 	// pods of a node that has to be rebooted.
 	Drain *DrainApplyConfiguration `json:"drain,omitempty"`
-	// failureThreshold is the number of failed nodes at which the rollout halts: no further node is started. Default: 1.
+	// failureThreshold is the number of failed nodes at which the rollout halts: no further node is started. A node whose pods do
+	// not leave in time (DrainTimedOut) does not count. Default: 1.
 	FailureThreshold *int32 `json:"failureThreshold,omitempty"`
 	// reboot says whether a node may be rebooted when a GPU takes its MIG mode only so, since it cannot be reset there
 	// (virtual machines of clouds). IfRequired: all pods of the node that hold a GPU are drained as drain says, and the
