@@ -10,9 +10,10 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"time"
 
 	"github.com/onsi/ginkgo/v2/types"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/turns"
 )
 
 // recorded is how many seconds each container took when that was recorded last (make e2e RECORD=1).
@@ -22,9 +23,6 @@ var recorded []byte
 
 // perSpec is how long a spec is expected to take of which nothing is recorded, in seconds.
 const perSpec = 15
-
-// starts is how long a machine takes before its first spec, in seconds.
-const starts = 90
 
 // unit is what stays together on one machine: the specs of a container right below that of everything.
 type unit struct {
@@ -37,6 +35,7 @@ type unit struct {
 type hand struct {
 	units   []unit
 	seconds float64
+	turns   turns.Turns
 }
 
 func (h hand) specs() (names []string) {
@@ -99,25 +98,15 @@ func deal(units []unit, machines int) []hand {
 	return slices.DeleteFunc(hands, func(h hand) bool { return len(h.units) == 0 })
 }
 
-// turned returns the units, of which there is one at least, from another one on, with the first after the last: runs
-// without time for all leave others out.
-func turned(units []unit, by uint) []unit {
-	by %= uint(len(units))
-	return slices.Concat(units[by:], units[:by])
-}
-
-// dealWithin deals without the last units, in the order of the program, as long as a machine is expected to end after
-// within. It returns those that it left out. Zero leaves out none.
-func dealWithin(units []unit, machines int, within time.Duration) (hands []hand, out []unit) {
-	for ; len(units) > 0; units = units[:len(units)-1] {
-		hands = deal(units, machines)
-		late := func(h hand) bool { return h.seconds+starts > within.Seconds() }
-		if within == 0 || !slices.ContainsFunc(hands, late) {
-			return hands, out
+// inTurn are the units of a hand, from another one of the program on, with the first after the last: runs without time for all leave others out.
+func inTurn(dealt, all []unit, by uint) (units []turns.Unit) {
+	by %= uint(len(all))
+	for _, u := range slices.Concat(all[by:], all[:by]) {
+		if slices.ContainsFunc(dealt, func(d unit) bool { return d.name == u.name }) {
+			units = append(units, turns.Unit{Name: u.name, Seconds: u.seconds})
 		}
-		out = append(out, units[len(units)-1])
 	}
-	return nil, out
+	return units
 }
 
 // secondsOf returns how many seconds each container took.

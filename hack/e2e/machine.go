@@ -6,6 +6,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,8 @@ import (
 	"time"
 
 	"github.com/onsi/ginkgo/v2/types"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/turns"
 )
 
 // patience is how long a machine that is told to end has for it: it clears up, and keeps logs.
@@ -29,6 +32,7 @@ type machine struct {
 	name      string
 	focus     string
 	arguments []string
+	turns     turns.Turns
 }
 
 func (m machine) folder() string { return filepath.Join(m.last, m.name) }
@@ -53,6 +57,13 @@ func (m machine) run(ctx context.Context, progress io.Writer) error {
 	cmd := exec.CommandContext(ctx, m.test, arguments...) //nolint:gosec // the program that the Makefile names
 	cmd.Dir = filepath.Join(filepath.Dir(m.test), "..", "..", "test", "e2e")
 	cmd.Env = append(os.Environ(), "GPUSHARING_E2E=1")
+	if !m.turns.Until.IsZero() {
+		raw, err := json.Marshal(m.turns)
+		if err != nil {
+			return fmt.Errorf("writing the turns of the machine: %w", err)
+		}
+		cmd.Env = append(cmd.Env, turns.Variable+"="+string(raw))
+	}
 	if m.logs {
 		cmd.Env = append(cmd.Env, "GPUSHARING_E2E_LOGS="+m.folder())
 	}
@@ -82,7 +93,7 @@ func play(ctx context.Context, o options, hands []hand) ([]types.Report, error) 
 	machines := make([]machine, len(hands))
 	var terminal sync.Mutex
 	for i, h := range hands {
-		machines[i] = machine{options: o, name: strconv.Itoa(i + 1), focus: only(h.specs())}
+		machines[i] = machine{options: o, name: strconv.Itoa(i + 1), focus: only(h.specs()), turns: h.turns}
 		running.Go(func() {
 			lines, end := prefixed(machines[i].name+"| ", &terminal)
 			failures[i] = machines[i].run(ctx, lines)

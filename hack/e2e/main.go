@@ -27,6 +27,8 @@ import (
 
 	"github.com/onsi/ginkgo/v2/types"
 	"k8s.io/utils/clock"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/turns"
 )
 
 type options struct {
@@ -45,8 +47,8 @@ func main() {
 	flag.StringVar(&o.labels, "labels", "", "run the specs with these labels, as Ginkgo filters them")
 	flag.StringVar(&o.record, "record", "", "write to this file how many seconds each container took")
 	flag.IntVar(&o.machines, "machines", runtime.NumCPU()+1, "how many machines run side by side, at most")
-	flag.UintVar(&o.turn, "turn", 0, "with which container of the program to begin, counted on from the first again: -within leaves out the last")
-	flag.DurationVar(&o.within, "within", 0, "leave containers out, the last first, that are expected to end after this time; 0: none")
+	flag.UintVar(&o.turn, "turn", 0, "which container of the program -within leaves out last, counted on from the first again; then those after it")
+	flag.DurationVar(&o.within, "within", 0, "leave containers out that are expected to end after this time, at the pace of the machine; 0: none")
 	flag.BoolVar(&o.failed, "failed", false, "run what failed in the run before")
 	flag.BoolVar(&o.logs, "logs", false, "keep the logs of every program and pod")
 	flag.Parse()
@@ -87,12 +89,13 @@ func run(ctx context.Context, o options) (passed bool, err error) {
 	if len(units) == 0 {
 		return false, fmt.Errorf("no spec matches focus %q and labels %q", o.focus, o.labels)
 	}
-	hands, out := dealWithin(turned(units, o.turn), o.machines, o.within)
-	for _, u := range out {
-		say(fmt.Sprintf("left out, because it would not end within %s: %q, %d specs\n", o.within, u.name, len(u.specs)))
+	hands := deal(units, o.machines)
+	var until time.Time
+	if o.within > 0 {
+		until = began.Add(o.within)
 	}
-	if len(hands) == 0 {
-		return false, fmt.Errorf("%s is too short for any spec", o.within)
+	for i := range hands {
+		hands[i].turns = turns.Turns{Until: until, Units: inTurn(hands[i].units, units, o.turn)}
 	}
 	reports, err := play(ctx, o, hands)
 	if err != nil {

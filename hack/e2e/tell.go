@@ -5,10 +5,14 @@ package main
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/onsi/ginkgo/v2/types"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/turns"
 )
 
 const introduction = `
@@ -21,10 +25,11 @@ its chart. Simulated are the NVIDIA driver with its GPUs, and the parts of the G
 const shown = 150
 
 // tell prints what failed, how long each machine took, and how many specs passed. It reports whether all that ran did,
-// and whether all had their turn.
+// and whether all had their turn, but for those for which no time was left.
 func tell(to *strings.Builder, reports []types.Report, hands []hand, took time.Duration) (passed bool) {
 	passed = true
-	var ran, pending, failed, skipped, asked int
+	var ran, pending, failed, skipped, asked, out int
+	late := leftOut(reports)
 	for _, h := range hands {
 		asked += len(h.specs())
 	}
@@ -44,6 +49,8 @@ func tell(to *strings.Builder, reports []types.Report, hands []hand, took time.D
 				ran++
 			case s.State == types.SpecStatePending:
 				pending++
+			case late[unitName(s)] > 0:
+				out++
 			case s.Failure.Message != "":
 				skipped++
 			}
@@ -58,11 +65,37 @@ func tell(to *strings.Builder, reports []types.Report, hands []hand, took time.D
 		fmt.Fprintf(to, "machine %d: %s (expected %.0fs): %s\n", i+1, runTime(reports, i), h.seconds, strings.Join(names, " · "))
 	}
 	fmt.Fprintf(to, "\n%d proved, %d pending, %d failed, %d skipped after a failure, in %s\n", ran, pending, failed, skipped, took.Round(time.Second))
-	if missing := asked - ran - pending - failed - skipped; missing > 0 {
+	for _, name := range slices.Sorted(maps.Keys(late)) {
+		fmt.Fprintf(to, "left out, since no time was left: %q, %d specs\n", name, late[name])
+	}
+	if out == asked {
+		fmt.Fprintln(to, "the time is too short for any spec")
+		passed = false
+	}
+	if missing := asked - ran - pending - failed - skipped - out; missing > 0 {
 		fmt.Fprintf(to, "%d specs had no turn\n", missing)
 		passed = false
 	}
 	return passed
+}
+
+// leftOut are the units for which no time was left, each with the number of its specs.
+func leftOut(reports []types.Report) map[string]int {
+	units, late := map[string]int{}, map[string]int{}
+	for _, r := range reports {
+		for _, s := range r.SpecReports {
+			if name := unitName(s); s.LeafNodeType == types.NodeTypeIt && s.State == types.SpecStateSkipped && s.Failure.Message != "" {
+				units[name]++
+				if s.Failure.Message == turns.NoTime {
+					late[name] = 0
+				}
+			}
+		}
+	}
+	for name := range late {
+		late[name] = units[name]
+	}
+	return late
 }
 
 func runTime(reports []types.Report, i int) time.Duration {

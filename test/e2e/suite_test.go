@@ -5,6 +5,7 @@ package e2e
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/node"
 	"github.com/gpusharing/gpu-sharing-operator/test/e2e/sandbox"
+	"github.com/gpusharing/gpu-sharing-operator/test/e2e/turns"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -82,6 +84,12 @@ func visible(root string) []string {
 
 // What is proved, in this order: there is one node, and each change of its GPUs costs time.
 var _ = Describe("On a real node", func() {
+	mine := turnsOf(os.Getenv(turns.Variable))
+	BeforeEach(func() {
+		if of := CurrentSpecReport().ContainerHierarchyTexts; mine != nil && !mine.Begins(of[min(1, len(of)-1)], time.Now()) {
+			Skip(turns.NoTime)
+		}
+	}, OncePerOrdered)
 	AfterEach(func(ctx SpecContext) {
 		Expect(env.Denied(ctx, machine.Config, env.ControllerWrites)).To(BeZero(),
 			"the controller wrote what config/manager/admission.yaml does not list; its log names the field")
@@ -122,6 +130,18 @@ var _ = Describe("On a real node", func() {
 	speedSpecs()
 	limitSpeedSpecs()
 })
+
+// turnsOf reads when this machine has to end; nil: whenever it does.
+func turnsOf(raw string) *turns.Turns {
+	if raw == "" {
+		return nil
+	}
+	mine := &turns.Turns{}
+	if err := json.Unmarshal([]byte(raw), mine); err != nil {
+		panic(err) // of the runner's
+	}
+	return mine
+}
 
 func TestRealNode(t *testing.T) {
 	RegisterFailHandler(Fail)

@@ -165,6 +165,8 @@ func podHandling(v *View, b plan.Blocker, p *cluster.Pod) string {
 			"End it yourself"
 	case comesBackByClaim(v, p) != "":
 		return "is not evicted, because another would come by the same ResourceClaim, in spite of the DeviceTaintRule; scale its workload down"
+	case mayBeOfFormer(v, b, p):
+		return "is waited for until it is known that no former pod of its name holds that GPU"
 	case claimUnknown(v, p):
 		return "is waited for until its ResourceClaim is known"
 	case returnsDespiteTaint(v, p):
@@ -212,7 +214,7 @@ func addUnreportedHolders(v *View) {
 		return
 	}
 	for i := range v.Node.Pods {
-		if p := &v.Node.Pods[i]; p.InitHolds && !podReported(v, *p) || p.Claim != "" && !podBlocks(v, p) {
+		if p := &v.Node.Pods[i]; p.InitHolds && (!podReported(v, p) || reportedOf(v, p) < asksFor(p)) || p.Claim != "" && !podBlocks(v, p) {
 			addBlocker(v, unknownUse(p))
 		}
 	}

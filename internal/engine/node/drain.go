@@ -132,7 +132,12 @@ func draining(v *View, r Result) Result {
 		r.Message = message + "; the node takes pods again meanwhile, and goes back once nobody uses what must be changed"
 		return r
 	}
-	r.Next, r.After = withSlot(v, evictions...), max(remaining, 0)
+	r.Next, r.After = withSlot(v, evictions...), remaining
+	for _, b := range v.Blockers {
+		if p := v.PodOf(b); len(stay) > 0 && p != nil && justCame(v, p) { // it may be evicted then
+			r.After = min(r.After, timing.ReportAfter-sinceCame(v, p))
+		}
+	}
 	r.Message = waitsForBlockers(v, "waiting "+untilDrained(v)+"for what must be freed: ", stay)
 	return r
 }

@@ -61,6 +61,8 @@ func chooseEvictions(v *View) (evict []action.Action, stay []string) {
 		case comesBackByClaim(v, p) != "":
 			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted, since ResourceClaim %s, which pods can share, stays; scale its "+
 				"workload down", p.Namespace, p.Name, comesBackByClaim(v, p)))
+		case mayBeOfFormer(v, b, p):
+			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted until it is known that no former pod of its name holds that GPU", p.Namespace, p.Name))
 		case claimUnknown(v, p):
 			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted until its ResourceClaim is known", p.Namespace, p.Name))
 		case returnsDespiteTaint(v, p):
@@ -148,25 +150,65 @@ func claimUnknown(v *View, p *cluster.Pod) bool {
 }
 
 // justBoundPod is a pod that asks for a GPU and was bound to the node so recently that the agent may not have reported
-// what it holds, and for how long it has been there. An agent that has just come reports all of them anew.
+// what it holds, and for how long it has been there.
 func justBoundPod(v *View) (name string, age time.Duration) {
-	for _, p := range v.Node.Pods {
-		age := v.Snapshot.Now.Sub(latestOf(v, p.Scheduled, v.Node.AgentSince))
-		if p.GPU && p.Claim == "" && !p.Terminating && !p.Scheduled.IsZero() && age < timing.ReportAfter && !podReported(v, p) {
-			return p.Namespace + "/" + p.Name, age
+	for i := range v.Node.Pods {
+		p := &v.Node.Pods[i]
+		if p.GPU && p.Claim == "" && !p.Terminating && !p.Scheduled.IsZero() && justCame(v, p) && !podReported(v, p) {
+			return p.Namespace + "/" + p.Name, sinceCame(v, p)
 		}
 	}
 	return "", 0
 }
 
-// podReported reports whether the agent knows what a pod holds.
-func podReported(v *View, p cluster.Pod) bool {
+// sinceCame is for how long the agent can have reported a pod. One that has just come reports all of them anew.
+func sinceCame(v *View, p *cluster.Pod) time.Duration {
+	return v.Snapshot.Now.Sub(latestOf(v, p.Scheduled, v.Node.AgentSince))
+}
+
+func justCame(v *View, p *cluster.Pod) bool { return sinceCame(v, p) < timing.ReportAfter }
+
+// podReported reports whether the agent knows what a pod holds, but for what an init container may hold besides.
+func podReported(v *View, p *cluster.Pod) bool {
 	for _, d := range v.Devices {
-		holds := func(h gpu.Holder) bool { return h.Namespace == p.Namespace && h.Pod == p.Name }
-		uses := func(u gpu.Process) bool { return u.PodUID != "" && u.PodUID == p.UID }
-		if slices.ContainsFunc(d.Holders, holds) || slices.ContainsFunc(d.Processes, uses) {
+		if slices.ContainsFunc(d.Processes, func(u gpu.Process) bool { return u.PodUID != "" && u.PodUID == p.UID }) {
 			return true
 		}
 	}
-	return false
+	return reportedOf(v, p) > 0 && !mayBeFormers(v, p)
+}
+
+// mayBeFormers reports whether what the agent reports by the name of a pod may be what a former pod of that name has, on which the kubelet still
+// works (as after kubectl delete --force): the pod has just come, or it is more than the pod asks for.
+func mayBeFormers(v *View, p *cluster.Pod) bool {
+	asksNothing := p.Requests == nil && (p.GPU || p.Claim != "") // that is known of
+	return justCame(v, p) || !v.ByClaims() && !asksNothing && reportedOf(v, p) > asksFor(p)
+}
+
+// mayBeOfFormer reports whether a blocker may be a former pod of the name of p, which then need not go: the agent reports it by name, and the change
+// does not need all GPUs, of which p has one in any case.
+func mayBeOfFormer(v *View, b plan.Blocker, p *cluster.Pod) bool {
+	byName := b.Holder != nil && b.Holder.Container != ""
+	return byName && mayBeFormers(v, p) && !(p.GPU && needsAllIdle(v))
+}
+
+// reportedOf is how many GPUs and instances the agent reports that a pod of that name holds.
+func reportedOf(v *View, p *cluster.Pod) (count int64) {
+	for _, d := range v.Devices {
+		seen := map[int]bool{}
+		for _, h := range d.Holders {
+			if h.Namespace == p.Namespace && h.Pod == p.Name && !seen[h.Instance] {
+				seen[h.Instance] = true
+				count++
+			}
+		}
+	}
+	return count
+}
+
+func asksFor(p *cluster.Pod) (count int64) {
+	for _, n := range p.Requests {
+		count += n
+	}
+	return count
 }

@@ -47,22 +47,25 @@ func isForDemand(v *View) bool {
 	return differs || v.InFlight()
 }
 
-// addJustBound adds the pods that a change for demand must not come before: they are bound to the node, ask for instances that it has, and the agent
-// does not report yet which they are given. One that asks for others alone is given none, and never reported.
+// addJustBound adds the pods that a change for demand must not come before: they are bound to the node, ask for instances of which it destroys some, and
+// the agent does not report yet which they are given. One that asks for others alone loses none.
 func addJustBound(v *View) {
 	if !v.ForDemand {
 		return
 	}
 	for i := range v.Node.Pods {
-		if p := &v.Node.Pods[i]; p.GPU && p.Claim == "" && !p.InitHolds && !podReported(v, *p) && mayBeGiven(v, p) {
+		if p := &v.Node.Pods[i]; p.GPU && p.Claim == "" && !podReported(v, p) && mayBeGiven(v, p) {
 			addBlocker(v, unknownUse(p))
 		}
 	}
 }
 
-// mayBeGiven reports whether a pod asks for instances that the node has.
+// mayBeGiven reports whether a pod asks for instances of which a step destroys one.
 func mayBeGiven(v *View, p *cluster.Pod) bool {
 	return slices.ContainsFunc(v.Devices, func(d gpu.Device) bool {
-		return slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return p.Requests[plan.ResourceOf(i.Profile)] > 0 })
+		return slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool {
+			return p.Requests[plan.ResourceOf(i.Profile)] > 0 &&
+				slices.ContainsFunc(v.Steps, func(s plan.Step) bool { return plan.Blocks(s, d.UUID, i.ID) })
+		})
 	})
 }

@@ -317,6 +317,57 @@ func TestAGPUThatAnInitContainerHoldsIsInUse(t *testing.T) {
 	isUpToDate(g, d.Nodes[0])
 }
 
+// TestTheSuccessorOfAPodIsNotEvictedForWhatThatHolds: the kubelet, and so the agent, tells pods by name.
+func TestTheSuccessorOfAPodIsNotEvictedForWhatThatHolds(t *testing.T) {
+	for name, lingers := range map[string]bool{"that is gone from the kubelet": false, "on which the kubelet still works": true} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(evicting, onGPUs(0))
+			c.hold(h, "web-0", 0, gpu.WholeGPU)
+			c.tick(time.Minute)
+			h.succeeded(c, map[string]int64{"nvidia.com/gpu": 1})
+			c.steps(5)
+			if !lingers {
+				h.frees("web-0")
+			}
+			h.holds(h.devices()[1].UUID, gpu.WholeGPU, "web-0")
+			h.report()
+			c.steps(60)
+			if lingers {
+				g.Expect(h.waits()).To(ContainSubstring("until it is known that no former pod of its name holds that GPU"))
+				h.frees("web-0")
+				h.holds(h.devices()[1].UUID, gpu.WholeGPU, "web-0")
+				h.report()
+			}
+			d, _ := c.run(60)
+			isUpToDate(g, d.Nodes[0])
+			g.Expect(c.evicted).To(BeEmpty())
+		})
+	}
+}
+
+// succeeded gives the name of the last pod to another one, as after kubectl delete --force of a StatefulSet's.
+func (h *host) succeeded(c *site, asks map[string]int64) {
+	p := &h.Pods[len(h.Pods)-1]
+	p.UID, p.Scheduled, p.Requests = "successor", c.Now, asks
+}
+
+// TestWhatAnInitContainerHasBesideAReportedContainerIsInUse: the kubelet does not report it.
+func TestWhatAnInitContainerHasBesideAReportedContainerIsInUse(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(onGPUs(0))
+	c.hold(h, "train", 1, gpu.WholeGPU)
+	p := &h.Pods[len(h.Pods)-1]
+	p.InitHolds, p.Requests = true, map[string]int64{"nvidia.com/gpu": 2}
+	c.tick(time.Minute)
+	d := c.during(5*time.Minute, 10*time.Second)
+	g.Expect(h.done).To(BeEmpty())
+	g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
+	h.Pods[len(h.Pods)-1].InitHolds = false
+	d, _ = c.run(60)
+	isUpToDate(g, d.Nodes[0])
+}
+
 // TestAPodWhoseGPUsAreNotReportedIsEvictedOnlyIfItBlocksForSure: it may use a GPU that the policy does not select.
 func TestAPodWhoseGPUsAreNotReportedIsEvictedOnlyIfItBlocksForSure(t *testing.T) {
 	for name, test := range map[string]struct {

@@ -1035,9 +1035,14 @@ func TestHistoriesOfDemand(t *testing.T) {
 // largeOn is a miniature with nodes of one A100, at rest with two instances of 3g, of which 7g may be made.
 func largeOn(t *testing.T, nodes ...string) *applied {
 	t.Helper()
+	return largeOf(t, []sim.Model{sim.A100}, nodes...)
+}
+
+func largeOf(t *testing.T, models []sim.Model, nodes ...string) *applied {
+	t.Helper()
 	c := newApplied(t, 0)
 	for _, name := range nodes {
-		c.add(name, sim.A100)
+		c.add(name, models...)
 	}
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
 		ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: []v1alpha1.MIGLayout{{Fill: "3g", OnDemand: &v1alpha1.MIGOnDemand{
@@ -1065,12 +1070,16 @@ func TestWhatAChangeForDemandWaitsFor(t *testing.T) {
 	}{
 		"a pod that holds one":                               {func(c *applied, h *host) { c.hold(h, "p", 0, h.devices()[0].State.Instances[0].ID) }, 60, false},
 		"a pod bound to the node just now":                   {func(c *applied, h *host) { h.Pods = append(h.Pods, pod(c, 0)) }, 10, false},
+		"a successor of one that has another": {func(c *applied, h *host) {
+			c.hold(h, "p", 1, h.devices()[1].State.Instances[0].ID)
+			h.succeeded(c.site, map[string]int64{"nvidia.com/mig-3g.20gb": 1})
+		}, 10, false},
 		"a pod that the kubelet has not admitted for long":   {func(c *applied, h *host) { h.Pods = append(h.Pods, pod(c, time.Minute)) }, 60, false},
 		"pods that a scheduler binds who saw no taint yet":   {func(*applied, *host) {}, 2, true},
 		"a pod that was bound meanwhile, and is not evicted": {func(*applied, *host) {}, 5, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g, c := NewWithT(t), largeOn(t, "n0")
+			g, c := NewWithT(t), largeOf(t, []sim.Model{sim.A100, sim.A100}, "n0")
 			h := c.hosts["n0"]
 			is.before(c, h)
 			h.GPU.Status.Demand = []v1alpha1.GPUDemand{{UUID: h.devices()[0].UUID, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}, SinceTime: metav1.NewTime(c.Now)}}
@@ -1085,14 +1094,14 @@ func TestWhatAChangeForDemandWaitsFor(t *testing.T) {
 				c.version["n0"]++
 			}
 			for range is.during {
+				if !is.taints {
+					g.Expect(h.Taints).To(BeEmpty())
+				}
 				c.passes(time.Second)
 				c.acts()
 			}
 			g.Expect(c.broken).To(BeEmpty())
 			g.Expect(h.GPU.Spec.Devices[0].Sharing.Instances).To(Equal([]v1alpha1.InstanceCount{{Profile: "3g.20gb", Count: 2}}))
-			if !is.taints {
-				g.Expect(h.Taints).To(BeEmpty())
-			}
 		})
 	}
 }

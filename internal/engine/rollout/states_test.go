@@ -153,6 +153,19 @@ func TestStates(t *testing.T) {
 			state: node.Draining, reason: v1alpha1.ReasonGPUInUse, message: "pod user/late was placed on the node just now",
 			actions: []string{noActions}, after: 20 * time.Second,
 		},
+		"tainted, and a pod has just come that has the name of a former one": {
+			situation: func() *site {
+				c, h := toMIG(onGPUs(0))
+				c.hold(h, "late", 1, gpu.WholeGPU)
+				c.tick(time.Minute)
+				c.reconcile()
+				c.tick(time.Second)
+				h.succeeded(c, map[string]int64{"nvidia.com/gpu": 1})
+				return c
+			},
+			state: node.Draining, reason: v1alpha1.ReasonGPUInUse, message: "pod user/late was placed on the node just now",
+			actions: []string{noActions}, after: 20 * time.Second,
+		},
 		"drained: NVIDIA's mig-manager is disabled": {
 			situation: func() *site {
 				c, h := toMIG()
