@@ -136,7 +136,7 @@ func HandlingOf(v *View, b plan.Blocker) string {
 	case p == nil:
 		return "is gone already and is waited for"
 	}
-	return podHandling(v, b, p)
+	return cmp.Or(stays(v, b, p), "is evicted, as far as PodDisruptionBudgets allow")
 }
 
 // claimHandling says what becomes of a ResourceClaim for which no pod of the node is known.
@@ -151,28 +151,6 @@ func claimHandling(v *View, name string) string {
 		}
 	}
 	return "is waited for; no pod of the node uses it, so delete it unless one is to come"
-}
-
-// podHandling says what becomes of a pod where the policy says Evict.
-func podHandling(v *View, b plan.Blocker, p *cluster.Pod) string {
-	switch {
-	case p.ReturnsAtOnce():
-		return "is not evicted, since it would come back at once; end it yourself"
-	case b.UUID == "" && !needsAllIdle(v):
-		return "is not evicted, because nobody reports which GPU it holds, and the change does not need all of them"
-	case keepsNVIDIAMPS(v, b):
-		return "is waited for, because the policy does not select its GPU; NVIDIA's MPS daemon, which has to end, serves that too. " +
-			"End it yourself"
-	case comesBackByClaim(v, p) != "":
-		return "is not evicted, because another would come by the same ResourceClaim, in spite of the DeviceTaintRule; scale its workload down"
-	case mayBeOfFormer(v, b, p):
-		return "is waited for until it is known that no former pod of its name holds that GPU"
-	case claimUnknown(v, p):
-		return "is waited for until its ResourceClaim is known"
-	case returnsDespiteTaint(v, p):
-		return "is not evicted, since another would come in spite of the taint; scale its workload down"
-	}
-	return "is evicted, as far as PodDisruptionBudgets allow"
 }
 
 // drainIsOver reports whether nobody is evicted or kept off any more, though the change still waits for its blockers.

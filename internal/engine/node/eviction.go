@@ -48,36 +48,41 @@ func chooseEvictions(v *View) (evict []action.Action, stay []string) {
 			continue
 		}
 		seen[p.UID] = true
-		switch {
-		case p.Terminating:
-		case p.ReturnsAtOnce():
-			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted, since it would come back at once; end it", p.Namespace, p.Name))
-		case b.UUID == "" && !needsAllIdle(v):
-			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted, because nobody reports which GPU it holds, and the change does not need all of "+
-				"them", p.Namespace, p.Name))
-		case keepsNVIDIAMPS(v, b):
-			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted, because the policy does not select its GPU, which NVIDIA's MPS daemon "+
-				"serves too; end the pod", p.Namespace, p.Name))
-		case comesBackByClaim(v, p) != "":
-			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted, since ResourceClaim %s, which pods can share, stays; scale its "+
-				"workload down", p.Namespace, p.Name, comesBackByClaim(v, p)))
-		case mayBeOfFormer(v, b, p):
-			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted until it is known that no former pod of its name holds that GPU", p.Namespace, p.Name))
-		case claimUnknown(v, p):
-			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted until its ResourceClaim is known", p.Namespace, p.Name))
-		case returnsDespiteTaint(v, p):
-			stay = append(stay, fmt.Sprintf("pod %s/%s is not evicted, since it came in spite of the taint, as another would after it; scale its "+
-				"workload down", p.Namespace, p.Name))
-		default:
-			evict = append(evict, action.Evict{
-				Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Policy: v.Ref(),
-				Why: evictionReason(v, b),
-			})
+		if p.Terminating {
+			continue
 		}
+		if why := stays(v, b, p); why != "" {
+			stay = append(stay, fmt.Sprintf("pod %s/%s %s", p.Namespace, p.Name, why))
+			continue
+		}
+		evict = append(evict, action.Evict{
+			Node: v.Node.Name, Namespace: p.Namespace, Pod: p.Name, UID: p.UID, Policy: v.Ref(), Why: evictionReason(v, b),
+		})
 	}
 	slices.SortFunc(evict, func(a, b action.Action) int { return strings.Compare(a.String(), b.String()) })
 	slices.Sort(stay)
 	return evict, stay
+}
+
+// stays says why a pod is not evicted, and what to do about it; empty: it is.
+func stays(v *View, b plan.Blocker, p *cluster.Pod) string {
+	switch claim := comesBackByClaim(v, p); {
+	case p.ReturnsAtOnce():
+		return "is not evicted, since it would come back at once; end it"
+	case b.UUID == "" && !needsAllIdle(v):
+		return "is not evicted, because nobody reports which GPU it holds, and the change does not need all of them"
+	case keepsNVIDIAMPS(v, b):
+		return "is not evicted, because the policy does not select its GPU, which NVIDIA's MPS daemon serves too; end the pod"
+	case claim != "":
+		return fmt.Sprintf("is not evicted, since ResourceClaim %s, which pods can share, stays; scale its workload down", claim)
+	case mayBeOfFormer(v, b, p):
+		return "is not evicted until it is known that no former pod of its name holds that GPU"
+	case claimUnknown(v, p):
+		return "is not evicted until its ResourceClaim is known"
+	case returnsDespiteTaint(v, p):
+		return "is not evicted, since it came in spite of the taint, as another would after it; scale its workload down"
+	}
+	return ""
 }
 
 // keepsNVIDIAMPS reports whether a pod is only waited for because NVIDIA's MPS daemon serves its GPU, which the target

@@ -115,7 +115,7 @@ func (s *sleeping) decide(snapshot cluster.Snapshot, decide func(cluster.Snapsho
 	passed := snapshot.Now.Sub(s.nodes.Now)
 	if s.decided && passed >= 0 && snapshot.Repeats == nil && snapshot.OtherControllers == nil && len(s.last.Actions) == 0 &&
 		(s.last.After == 0 || passed < s.last.After) && bytes.Equal(rest, s.rest) &&
-		equal(&snapshot.Policies, &s.nodes.Policies) && equal(&snapshot.Nodes, &s.nodes.Nodes) {
+		reflect.DeepEqual(snapshot.Policies, s.nodes.Policies) && reflect.DeepEqual(snapshot.Nodes, s.nodes.Nodes) {
 		d := s.last
 		if d.After > 0 {
 			d.After -= passed

@@ -236,7 +236,7 @@ func TestPodsThatShareAClaimAreNotEvictedForNothing(t *testing.T) {
 	g.Expect(one(d).State).To(Equal(node.Draining))
 	g.Expect(one(d).Message).To(HaveSuffix("; pod user/train is not evicted, since ResourceClaim user/train, which pods can share, stays; scale its workload down"))
 	g.Expect(h.GPU.Status.Rollout.Blockers).To(ContainElement(HaveField("Handling",
-		ContainSubstring("is not evicted, because another would come by the same ResourceClaim"))))
+		ContainSubstring("which pods can share, stays; scale its workload down"))))
 	d = c.during(6*time.Minute, time.Second)
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 	g.Expect(h.DevicesTaintedAt).To(BeZero())
@@ -380,7 +380,7 @@ func TestAPodOfAPodGroupIsNamedInPlaceOfItsClaim(t *testing.T) {
 	for _, b := range h.GPU.Status.Rollout.Blockers {
 		g.Expect(b.Kind).To(Equal(v1alpha1.BlockerKindPod))
 		g.Expect(b.Name).To(Equal("worker"))
-		g.Expect(b.Handling).To(ContainSubstring("another would come by the same ResourceClaim"))
+		g.Expect(b.Handling).To(ContainSubstring("which pods can share, stays; scale its workload down"))
 	}
 	g.Expect(one(d).Message).To(ContainSubstring("pod user/worker"))
 	g.Expect(c.evicted).To(BeEmpty(), "the claim stays allocated to its group")

@@ -5,6 +5,7 @@ package rollout_test
 
 import (
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -66,7 +67,7 @@ func (c *run) read(some func() bool) {
 		if some() || !has {
 			known.nodes[name], known.version[name] = n, c.version[name]
 		}
-		if was := known.gpus[name]; (some() || !has) && !equal(&was, &h.GPU) {
+		if was := known.gpus[name]; (some() || !has) && !reflect.DeepEqual(was, h.GPU) {
 			known.gpus[name] = *h.GPU.DeepCopy()
 		}
 		if some() || !has {

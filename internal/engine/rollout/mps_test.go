@@ -279,7 +279,7 @@ func TestAClientOfNVIDIAsMPSOnAnotherGPUIsWaitedFor(t *testing.T) {
 		foretold = append(foretold, u.String())
 	}
 	g.Expect(foretold).To(ConsistOf(ContainSubstring("pod user/selected uses GPU 0: is evicted"),
-		ContainSubstring("pod user/other uses GPU 1: is waited for, because the policy does not select its GPU")))
+		ContainSubstring("pod user/other uses GPU 1: is not evicted, because the policy does not select its GPU")))
 	d := c.during(20*time.Minute, 10*time.Second)
 	g.Expect(c.killed).To(BeEmpty())
 	g.Expect(c.evicted).To(Equal([]string{"selected"}))

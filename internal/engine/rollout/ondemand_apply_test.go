@@ -1068,8 +1068,8 @@ func TestWhatAChangeForDemandWaitsFor(t *testing.T) {
 		during int // seconds
 		taints bool
 	}{
-		"a pod that holds one":                               {func(c *applied, h *host) { c.hold(h, "p", 0, h.devices()[0].State.Instances[0].ID) }, 60, false},
-		"a pod bound to the node just now":                   {func(c *applied, h *host) { h.Pods = append(h.Pods, pod(c, 0)) }, 10, false},
+		"a pod that holds one":             {func(c *applied, h *host) { c.hold(h, "p", 0, h.devices()[0].State.Instances[0].ID) }, 60, false},
+		"a pod bound to the node just now": {func(c *applied, h *host) { h.Pods = append(h.Pods, pod(c, 0)) }, 10, false},
 		"a successor of one that has another": {func(c *applied, h *host) {
 			c.hold(h, "p", 1, h.devices()[1].State.Instances[0].ID)
 			h.succeeded(c.site, map[string]int64{"nvidia.com/mig-3g.20gb": 1})

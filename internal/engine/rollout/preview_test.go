@@ -31,7 +31,7 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 	g.Expect(before.Reason).To(Equal(v1alpha1.ReasonPaused))
 	g.Expect(before.Advertised).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
 	g.Expect(before.Blockers).To(Equal([]node.Blocker{
-		{Name: "pod user/daemon", Uses: "GPU 1", Handling: "is not evicted, since it would come back at once; end it yourself"},
+		{Name: "pod user/daemon", Uses: "GPU 1", Handling: "is not evicted, since it would come back at once; end it"},
 		{Name: "pod user/train", Uses: "GPU 0", Handling: "is evicted, as far as PodDisruptionBudgets allow"},
 		{Name: "pod user/web", Uses: "GPU 1", Handling: "is evicted, as far as PodDisruptionBudgets allow"},
 	}))

@@ -79,7 +79,7 @@ type readings struct {
 
 // joined is a node with what its annotations say.
 func (r *readings) joined(n cluster.Node) cluster.Node {
-	if was, known := r.stored[n.Name]; !known || !equal(&was, &n) {
+	if was, known := r.stored[n.Name]; !known || !reflect.DeepEqual(was, n) {
 		r.stored[n.Name], r.nodes[n.Name] = n, n.WithCopy(&n.GPU)
 	}
 	return r.nodes[n.Name]
@@ -205,7 +205,7 @@ func (c *site) world() cluster.Snapshot {
 // watched is world, in which what is as it was when it was last read is that value, as in the controller's cache.
 func (c *site) watched() cluster.Snapshot {
 	s := c.withoutNodes()
-	if !equal(&c.reads.policies, &c.Policies) {
+	if !reflect.DeepEqual(c.reads.policies, c.Policies) {
 		c.reads.policies = nil
 		for i := range c.Policies {
 			c.reads.policies = append(c.reads.policies, *c.Policies[i].DeepCopy())
@@ -216,7 +216,7 @@ func (c *site) watched() cluster.Snapshot {
 		h := c.hosts[name]
 		was := c.reads.stored[name]
 		is := h.copiedUnless(was)
-		if is.GPU = was.GPU; !equal(&was.GPU, &h.GPU) {
+		if is.GPU = was.GPU; !reflect.DeepEqual(was.GPU, h.GPU) {
 			is.GPU = *h.GPU.DeepCopy()
 		}
 		s.Nodes = append(s.Nodes, c.reads.joined(is))
@@ -243,7 +243,7 @@ func (h *host) copied() cluster.Node { return h.alone().WithCopy(h.GPU.DeepCopy(
 func (h *host) copiedUnless(was cluster.Node) cluster.Node {
 	is := *h.Node
 	is.Features = h.features.seen()
-	if was.GPU, is.GPU = (v1alpha1.GPUNode{}), (v1alpha1.GPUNode{}); equal(&was, &is) {
+	if was.GPU, is.GPU = (v1alpha1.GPUNode{}), (v1alpha1.GPUNode{}); reflect.DeepEqual(was, is) {
 		return was
 	}
 	return h.alone()
