@@ -199,10 +199,14 @@ func (r *review) look(at time.Time) {
 func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time.Time) {
 	ready := condition.IsTrue(n.GPU.Status.Conditions, v1alpha1.ConditionReady)
 	devices, idle := plan.Devices(n.GPU.Status.Devices), idleSince(n.GPU.Status.Devices)
-	from := len(r.pool.GPUs)
+	from, isOn := len(r.pool.GPUs), map[[2]string]bool{}
+	for i := range n.Pods {
+		isOn[[2]string{n.Pods[i].Namespace, n.Pods[i].Name}] = true
+	}
 	for i := range devices {
 		d := &devices[i]
-		d.Holders = slices.DeleteFunc(d.Holders, func(h gpu.Holder) bool { return !isOn(n, h) })
+		// What a pod had that has ended is the scheduler's to give, while the agent has not seen that yet. Nothing destroys it, since it is not known to be idle.
+		d.Holders = slices.DeleteFunc(d.Holders, func(h gpu.Holder) bool { return !isOn[[2]string{h.Namespace, h.Pod}] })
 		of := plan.LayoutOf(*p.Spec.Sharing.MIG, *d)
 		if !plan.Matches(p.Spec.GPUSelector, *d) || of == nil || of.OnDemand == nil || len(d.Profiles) == 0 {
 			continue
@@ -227,12 +231,6 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 	r.nodes = append(r.nodes, n)
 	r.noteMost(r.pool.GPUs[from:])
 	r.promise(n, devices, r.pool.GPUs[from:], now)
-}
-
-// isOn reports whether the pod that an agent reports to hold a GPU is still on its node. What one had that has ended is the scheduler's to give, while
-// the agent has not seen that yet; nothing destroys it, since it is not known to be idle.
-func isOn(n *cluster.Node, h gpu.Holder) bool {
-	return slices.ContainsFunc(n.Pods, func(p cluster.Pod) bool { return p.Namespace == h.Namespace && p.Name == h.Pod })
 }
 
 // layout is one of a policy, on GPUs that can hold the same.
@@ -303,9 +301,9 @@ func holderOf(d *gpu.Device, instance int) string {
 	return ""
 }
 
-// promise gives idle instances to pods that are bound to their node and are not reported to hold any yet, or just now, when what is reported can be of a
-// former pod of that name. Where that is as much as the pod asks for, it has that or others in its place, which so are not destroyed. It goes by name: which
-// instance each has does not follow the order in which the cache lists them.
+// promise gives idle instances to pods that are bound to their node, as many as each is not reported to hold: it was bound just now, or an init container has
+// them. What is reported of one that was bound just now can be of a former pod of that name: it has that or others in its place, which so are not destroyed.
+// It goes by name: which instance each has does not follow the order in which the cache lists them.
 func (r *review) promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU, now time.Time) {
 	var pods []*cluster.Pod
 	for i := range n.Pods {
@@ -316,42 +314,38 @@ func (r *review) promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GP
 	slices.SortFunc(pods, func(a, b *cluster.Pod) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
+	reported := map[[2]string]int64{} // instances, by pod and resource
+	for d := range devices {
+		for _, i := range devices[d].State.Instances {
+			reported[[2]string{holderOf(&devices[d], i.ID), plan.ResourceOf(i.Profile)}]++
+		}
+	}
 	for _, pod := range pods {
 		r.look(pod.Scheduled.Add(timing.ReportAfter))
-		name, late := pod.Namespace+"/"+pod.Name, now.Sub(pod.Scheduled) >= timing.ReportAfter
-		switch {
-		case late && slices.ContainsFunc(devices, func(d gpu.Device) bool {
-			return slices.ContainsFunc(d.Holders, func(h gpu.Holder) bool { return h.Namespace == pod.Namespace && h.Pod == pod.Name })
-		}):
-		case !late && maps.Equal(held(gpus, name), pod.Requests):
-			giveIdle(gpus, pod.Requests, "")
-		default:
-			giveIdle(gpus, pod.Requests, name)
+		name, has, lacks := pod.Namespace+"/"+pod.Name, map[string]int64{}, map[string]int64{}
+		for of, count := range pod.Requests {
+			has[of] = min(count, reported[[2]string{name, of}])
+			lacks[of] = count - has[of]
+		}
+		giveIdle(gpus, lacks, name)
+		if now.Sub(pod.Scheduled) < timing.ReportAfter {
+			giveIdle(gpus, has, "")
 		}
 	}
 	giveIdle(gpus, n.Unhealthy(nil), "an unhealthy device") // which instances these are, no node tells
 }
 
-// held is how many instances of each resource a pod has.
-func held(gpus []demand.GPU, name string) map[string]int64 {
-	counts := map[string]int64{}
-	for g := range gpus {
-		for _, i := range gpus[g].Instances {
-			if i.Holder == name {
-				counts[plan.ResourceOf(i.Profile)]++
-			}
-		}
-	}
-	return counts
-}
-
-// giveIdle gives idle instances of some resources to a holder, or has them not destroyed if that is empty.
+// giveIdle gives idle instances of some resources to a holder, or has them not destroyed if that is empty. Those that are not destroyed as it is, such as what
+// a pod had that has ended, or what others have been promised so, come last.
 func giveIdle(gpus []demand.GPU, counts map[string]int64, holder string) {
 	for name, count := range counts {
-		for g := range gpus {
-			for at := range gpus[g].Instances {
-				if of := &gpus[g].Instances[at]; count > 0 && of.Holder == "" && plan.ResourceOf(of.Profile) == name {
-					of.Holder, of.IdleSince, count = holder, time.Time{}, count-1
+		for _, stays := range []bool{false, true} {
+			for g := range gpus {
+				for at := range gpus[g].Instances {
+					of := &gpus[g].Instances[at]
+					if count > 0 && of.Holder == "" && of.IdleSince.IsZero() == stays && plan.ResourceOf(of.Profile) == name {
+						of.Holder, of.IdleSince, count = holder, time.Time{}, count-1
+					}
 				}
 			}
 		}

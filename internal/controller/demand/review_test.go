@@ -48,8 +48,8 @@ func a100s(t *testing.T, name string, gpus int) cluster.Node {
 		d, _ := catalogue.Find("NVIDIA-A100-SXM4-40GB")
 		d.UUID, d.Index, d.MIGCapable, d.PendingMIG = fmt.Sprint(name, "-", n), n, true, true
 		d.State = gpu.State{MIG: true, Instances: []gpu.Instance{
-			{Profile: "3g.20gb", ID: 1, UUID: "MIG-1", Placement: gpu.Placement{Start: 0, Size: 4}},
-			{Profile: "3g.20gb", ID: 2, UUID: "MIG-2", Placement: gpu.Placement{Start: 4, Size: 4}},
+			{Profile: "3g.20gb", ID: 1, UUID: fmt.Sprint("MIG-1-", n), Placement: gpu.Placement{Start: 0, Size: 4}},
+			{Profile: "3g.20gb", ID: 2, UUID: fmt.Sprint("MIG-2-", n), Placement: gpu.Placement{Start: 4, Size: 4}},
 		}}
 		devices = append(devices, d)
 	}
@@ -693,6 +693,37 @@ func TestWhatAPodHadThatHasEnded(t *testing.T) {
 			g.Expect(is.Reason).To(Equal(v1alpha1.ReasonInstancesIdle), is.Message)
 			_, status, is, _ = review(&pure.Memory{}, demand.Attempts{}, applying(), s, []*corev1.Pod{waits("w", "7g.40gb", nil)})
 			g.Expect(status.Planned).To(BeZero(), is.Message)
+		})
+	}
+}
+
+// TestWhatABoundPodMayHave is not destroyed for one that waits: each idle instance here is or may be that of a pod on the node.
+func TestWhatABoundPodMayHave(t *testing.T) {
+	pod := func(name string, bound time.Duration, instances int64) cluster.Pod {
+		return cluster.Pod{Namespace: "team", Name: name, GPU: true, Scheduled: now.Add(-bound), Requests: map[string]int64{"nvidia.com/mig-3g.20gb": instances}}
+	}
+	for name, c := range map[string]struct {
+		holders []string // that are reported, of the instances of one GPU after the other
+		pods    []cluster.Pod
+	}{
+		"two pods came, each of the name of one that ended": {[]string{"", "", "v", "w"}, []cluster.Pod{pod("v", 0, 1), pod("w", 0, 1)}},
+		"one of the name of one that ended, and another":    {[]string{"", "", "v", "x"}, []cluster.Pod{pod("v", 0, 1), pod("w", 0, 1), pod("x", time.Hour, 1)}},
+		"a pod came when another ended":                     {[]string{"ended", ""}, []cluster.Pod{pod("v", 0, 1)}},
+		"an init container has one, which no agent reports": {[]string{"v", ""}, []cluster.Pod{pod("v", time.Hour, 2)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := a100s(t, "a", len(c.holders)/2)
+			for at, holder := range c.holders {
+				if d := &n.GPU.Status.Devices[at/2]; holder != "" {
+					d.Instances[at%2].LastHeldTime = metav1.Time{}
+					d.Holders = append(d.Holders, v1alpha1.HolderStatus{Namespace: "team", PodName: holder, ContainerName: "c", Instance: new(int32(at%2 + 1))})
+				}
+			}
+			n.Pods = c.pods
+			rests(&n)
+			s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{n}}
+			decided, status, is, _ := review(&pure.Memory{}, demand.Attempts{}, applying(), s, []*corev1.Pod{waits("z", "1g.5gb", nil)})
+			NewWithT(t).Expect(status.Planned).To(BeZero(), "%s: %v", is.Message, decided)
 		})
 	}
 }
