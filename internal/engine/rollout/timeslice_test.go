@@ -171,3 +171,34 @@ func TestMIGModeHidesNoIntervalOfTheOperator(t *testing.T) {
 		})
 	}
 }
+
+// TestTheDRADriverInheritsNoInterval: it sets time slices with a feature gate alone, so without it the operator restores its own.
+func TestTheDRADriverInheritsNoInterval(t *testing.T) {
+	for name, gate := range map[string]bool{"nobody else sets it": false, "the driver sets it": true} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newSite()
+			h := c.add("a", sim.A100)
+			h.found(gpu.TimeSliceMedium)
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", interval(v1alpha1.TimeSliceIntervalLong))}
+			c.run(200)
+			g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceLong))
+			c.switchOver(h, true)
+			h.driver.slices, h.SetsTimeSlices = gate, gate
+			c.tick(time.Second)
+			c.setSharing(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+			isUpToDate(g, c.during(20*time.Minute, 10*time.Second).Nodes[0])
+			want := gpu.TimeSliceMedium
+			if gate {
+				want = gpu.TimeSliceLong
+			}
+			g.Expect(h.slices()).To(HaveEach(want))
+			h.found(gpu.TimeSliceShort)
+			c.during(20*time.Minute, 10*time.Second)
+			if gate {
+				want = gpu.TimeSliceShort
+			}
+			g.Expect(h.slices()).To(HaveEach(want))
+		})
+	}
+}
