@@ -83,7 +83,7 @@ func (o observer) of(node *v1alpha1.GPUNode) observer {
 		o.before[d.UUID] = d.State.Instances
 	}
 	for _, d := range node.Spec.Devices {
-		if plan.Timed(d.Sharing) {
+		if d.Sharing.TimeSliceInterval != "" {
 			o.timed = append(o.timed, d.UUID)
 		}
 	}

@@ -46,6 +46,7 @@ func TestReconcile(t *testing.T) {
 		"rebuilds at the places that the instances had":                      rebuildsInPlace,
 		"leaves instances that another program keeps changing":               leavesToOthers,
 		"sets a time slice once the former one is recorded, and again":       setsTimeSlice,
+		"restores the time slice before MIG mode hides it":                   restoresBeforeMIG,
 		"is stalled by a time slice that the driver does not have":           noTimeSlice,
 		"leaves a time slice that another program keeps changing":            leavesTimeSlice,
 		"tells with the configuration that it has seen a spec":               tellsOnce,

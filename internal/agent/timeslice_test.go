@@ -66,6 +66,19 @@ func setsTimeSlice(s scenario) {
 	n.Expect(n.get().Status.Devices[0].Sharing.TimeSliceInterval).To(BeEmpty())
 }
 
+func restoresBeforeMIG(s scenario) {
+	n := s.node("", sim.H100)
+	n.requestTimed(v1alpha1.TimeSliceIntervalShort, v1alpha1.TimeSliceIntervalMedium)
+	n.settle()
+	n.Expect(n.timeSlice()).To(Equal(gpu.TimeSliceShort))
+	former := mig(n.uuid(0), instances("1g.10gb", 1))
+	former.Sharing.TimeSliceInterval = v1alpha1.TimeSliceIntervalMedium
+	n.specify(former)
+	n.settle()
+	n.expectReady()
+	n.Expect(n.timeSlice()).To(Equal(gpu.TimeSliceMedium))
+}
+
 func noTimeSlice(s scenario) {
 	n := s.node("", sim.VGPU)
 	n.specify(timed(n.uuid(0), v1alpha1.TimeSliceIntervalLong))

@@ -99,7 +99,9 @@ func deploy(to map[string]cluster.DRANode, drivers []appsv1.DaemonSet, nodes map
 		for n := range nodes {
 			if is, err := required.Match(nodes[n]); is && err == nil {
 				of := to[n]
-				of.DRA, of.DynamicMIG = fmt.Sprintf("DaemonSet %s/%s", set.Namespace, set.Name), cluster.MakesInstances(&set.Spec.Template.Spec)
+				pod := &set.Spec.Template.Spec
+				of.DRA, of.DynamicMIG = fmt.Sprintf("DaemonSet %s/%s", set.Namespace, set.Name), cluster.MakesInstances(pod)
+				of.SetsTimeSlices = cluster.SetsTimeSlices(pod)
 				to[n] = of
 			}
 		}

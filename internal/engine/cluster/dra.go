@@ -105,6 +105,8 @@ type DRANode struct {
 	// DynamicMIG says that the DaemonSet of that driver has its feature gate DynamicMIG on, so that the next pod on the
 	// node makes MIG instances on demand, also while there is no pod.
 	DynamicMIG bool
+	// SetsTimeSlices says the same of its feature gate TimeSlicingSettings: it sets the time slices of GPUs for its claims.
+	SetsTimeSlices bool
 	// Published is what the ResourceSlices of the driver show of the node; nil: there are none.
 	Published *dra.Pool
 	// Claims are the ResourceClaims to which devices of the node are allocated, by name.

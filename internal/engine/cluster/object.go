@@ -243,7 +243,7 @@ func runsAs(spec *corev1.PodSpec) *int64 {
 // addDRA adds what matters of a pod of NVIDIA's DRA driver, or of one that has devices by ResourceClaims.
 func addDRA(p *Pod, pod *corev1.Pod) {
 	if p.DRA {
-		p.DynamicMIG, p.SetsTimeSlices = MakesInstances(&pod.Spec), setsTimeSlices(&pod.Spec)
+		p.DynamicMIG, p.SetsTimeSlices = MakesInstances(&pod.Spec), SetsTimeSlices(&pod.Spec)
 	}
 	if !HasClaims(pod) {
 		return

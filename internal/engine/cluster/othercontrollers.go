@@ -133,8 +133,8 @@ func Gates(spec *corev1.PodSpec) []corev1.EnvVar {
 // feature gates.
 func MakesInstances(spec *corev1.PodSpec) bool { return gateIsOn(spec, dynamicMIG) }
 
-// setsTimeSlices reports whether it sets the time slices of GPUs, by its feature gates.
-func setsTimeSlices(spec *corev1.PodSpec) bool { return gateIsOn(spec, dra.TimeSlicingSettings) }
+// SetsTimeSlices reports whether it sets the time slices of GPUs, by its feature gates.
+func SetsTimeSlices(spec *corev1.PodSpec) bool { return gateIsOn(spec, dra.TimeSlicingSettings) }
 
 // gateIsOn reports whether a feature gate of the driver that is off by default is on.
 func gateIsOn(spec *corev1.PodSpec, gate string) bool {

@@ -140,14 +140,21 @@ func targetOf(w policy.Desired) Target {
 	}
 }
 
-// OnStack is a target without what only NVIDIA's device plugin reads or has, where its DRA driver serves the node. That
-// driver sets time slices itself; in its baseline the node has the former ones.
+// driverSetsTimeSlices reports whether NVIDIA's DRA driver sets the time slices of the node. Without its feature gate for
+// that nobody but the operator restores what the operator set before.
+func driverSetsTimeSlices(v *View) bool {
+	sets := func(p cluster.Pod) bool { return p.SetsTimeSlices }
+	return !v.ReadsConfigs() && (v.Node.SetsTimeSlices || slices.ContainsFunc(v.Node.Pods, sets))
+}
+
+// OnStack is a target without what only NVIDIA's device plugin reads or has, where its DRA driver serves the node. In
+// its baseline the node has the former time slices.
 func (v *View) OnStack(t Target) Target {
 	if v.ReadsConfigs() {
 		return t
 	}
 	t.Devices = withoutNVIDIAMPS(t.Devices)
-	if !t.ReleasesNode {
+	if driverSetsTimeSlices(v) && !t.ReleasesNode {
 		t.Devices = plan.WithoutIntervals(t.Devices)
 	}
 	if !dra.IsConfig(t.Config) {

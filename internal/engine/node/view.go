@@ -96,7 +96,7 @@ func PolicyNode(n *cluster.Node) policy.Node {
 // RequestedNode is what a policy needs to know of the node to ask something of it.
 func (v *View) RequestedNode() policy.Node {
 	n := PolicyNode(v.Node)
-	n.Stack, n.Workload = v.Stack, v.Snapshot.Plugin.Workload()
+	n.Stack, n.Workload, n.SetsTimeSlices = v.Stack, v.Snapshot.Plugin.Workload(), driverSetsTimeSlices(v)
 	n.Shares, _ = v.Node.Published.Shares()
 	n.Demand, n.ConfigName, n.Asked = v.Node.GPU.Status.Demand, v.Node.GPU.Spec.ConfigName, v.Node.GPU.Spec.Devices
 	return n

@@ -75,7 +75,12 @@ func DesiredState(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 	if err != nil {
 		return Desired{}, err
 	}
-	devices = plan.WithFormer(devices, n.Changed)
+	if n.Stack == dra.DRADriver { // it sets them itself, on GPUs that are selected
+		devices = plan.WithoutIntervals(devices)
+	}
+	if !n.SetsTimeSlices {
+		devices = plan.WithFormer(devices, n.Changed)
+	}
 	replicas, err := plan.Replicas(p.Spec.Sharing, selected)
 	if err != nil {
 		return Desired{}, err
@@ -83,9 +88,6 @@ func DesiredState(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 	restored := restoredGPUs(n.Changed, all, selected)
 	if err := partial(p, n.Stack, after(restored, all), selected, replicas); err != nil {
 		return Desired{}, err
-	}
-	if n.Stack == dra.DRADriver { // it sets them itself, on GPUs that are selected
-		devices = plan.WithoutIntervals(devices)
 	}
 	devices = append(devices, restored...)
 	slices.SortFunc(devices, func(a, b v1alpha1.DeviceSpec) int { return cmp.Compare(a.UUID, b.UUID) })

@@ -36,6 +36,9 @@ type Node struct {
 	Workload string
 	// Stack is which of NVIDIA's programs offers its GPUs; empty: the device plugin.
 	Stack dra.Stack
+	// SetsTimeSlices says that this is NVIDIA's DRA driver with its feature gate TimeSlicingSettings, by which it sets the
+	// time slice for each claim.
+	SetsTimeSlices bool
 	// Shares is how many claims can share a GPU, as NVIDIA's DRA driver publishes it; 0: not known, or any number.
 	Shares int64
 	// Policy governs the node by what is recorded, and Numbering are the indexes of the GPUs as they were resolved for

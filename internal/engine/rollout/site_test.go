@@ -688,7 +688,7 @@ func (h *host) devices() []gpu.Device {
 	for i := range inventory.Devices {
 		d := &inventory.Devices[i]
 		d.Holders = slices.DeleteFunc(slices.Clone(d.Holders), h.isAdmins)
-		timed := func(s v1alpha1.DeviceSpec) bool { return s.UUID == d.UUID && plan.Timed(s.Sharing) }
+		timed := func(s v1alpha1.DeviceSpec) bool { return s.UUID == d.UUID && s.Sharing.TimeSliceInterval != "" }
 		if !d.State.MIG && slices.ContainsFunc(h.GPU.Spec.Devices, timed) {
 			d.State.TimeSlice = h.timeSlice(d.UUID)
 		}

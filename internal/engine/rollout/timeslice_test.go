@@ -32,6 +32,16 @@ func (h *host) slices() []gpu.TimeSlice {
 	return all
 }
 
+// hidden are those slices, also of GPUs whose MIG mode hides them.
+func (h *host) hidden() (all []gpu.TimeSlice) {
+	h.hardware.Update(func(n *sim.Node) {
+		for i := range n.GPUs {
+			all = append(all, n.GPUs[i].Slice)
+		}
+	})
+	return all
+}
+
 // found sets the time slices that the GPUs of a host have before any policy.
 func (h *host) found(slice gpu.TimeSlice) {
 	h.hardware.Update(func(n *sim.Node) {
@@ -128,6 +138,67 @@ func TestADeselectedGPUHasItsTimeSliceBack(t *testing.T) {
 			})
 			isUpToDate(g, c.during(20*time.Minute, 10*time.Second).Nodes[0])
 			g.Expect(h.timeSlice(h.devices()[1].UUID)).To(Equal(gpu.TimeSliceMedium))
+		})
+	}
+}
+
+// TestMIGModeHidesNoIntervalOfTheOperator: nobody can read or set one in MIG mode, and it is there again when that ends.
+func TestMIGModeHidesNoIntervalOfTheOperator(t *testing.T) {
+	for name, toMIG := range map[string]func(*site){
+		"as the GPUs were found":   func(c *site) { c.Policies = nil },
+		"as another policy asks":   func(c *site) { c.setSharing(mig(count("1g", 7))) },
+		"as it asks for some GPUs": func(c *site) { c.edit(onGPUs(0)); c.setSharing(mig(count("1g", 7))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newSite()
+			h := c.add("a", sim.H100, sim.H100)
+			h.byHand(0, "2g.20gb")
+			h.byHand(1, "2g.20gb")
+			h.found(gpu.TimeSliceMedium)
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", interval(v1alpha1.TimeSliceIntervalLong))}
+			d, _ := c.run(200)
+			isUpToDate(g, d.Nodes[0])
+			g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceLong))
+			toMIG(c)
+			c.run(400)
+			g.Expect(h.devices()).To(HaveEach(HaveField("State.MIG", true)))
+			g.Expect(h.hidden()).To(HaveEach(gpu.TimeSliceMedium))
+			c.Policies = nil
+			c.run(400)
+			g.Expect(h.GPU.Spec).To(BeZero())
+			g.Expect(h.hidden()).To(HaveEach(gpu.TimeSliceMedium))
+		})
+	}
+}
+
+// TestTheDRADriverInheritsNoInterval: it sets time slices with a feature gate alone, so without it the operator restores its own.
+func TestTheDRADriverInheritsNoInterval(t *testing.T) {
+	for name, gate := range map[string]bool{"nobody else sets it": false, "the driver sets it": true} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newSite()
+			h := c.add("a", sim.A100)
+			h.found(gpu.TimeSliceMedium)
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", interval(v1alpha1.TimeSliceIntervalLong))}
+			c.run(200)
+			g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceLong))
+			c.switchOver(h, true)
+			h.driver.slices, h.SetsTimeSlices = gate, gate
+			c.tick(time.Second)
+			c.setSharing(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+			isUpToDate(g, c.during(20*time.Minute, 10*time.Second).Nodes[0])
+			want := gpu.TimeSliceMedium
+			if gate {
+				want = gpu.TimeSliceLong
+			}
+			g.Expect(h.slices()).To(HaveEach(want))
+			h.found(gpu.TimeSliceShort)
+			c.during(20*time.Minute, 10*time.Second)
+			if gate {
+				want = gpu.TimeSliceShort
+			}
+			g.Expect(h.slices()).To(HaveEach(want))
 		})
 	}
 }

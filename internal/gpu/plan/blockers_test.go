@@ -177,6 +177,14 @@ func TestStages(t *testing.T) {
 				{{"GPU 0 (NVIDIA-A100-SXM4-40GB): start MPS for nvidia.com/gpu, each client 25% of the threads and 3840 MiB"}},
 			},
 		},
+		"a time slice before the MIG mode that hides it": {
+			from: []v1alpha1.DeviceSharing{timed(whole(), v1alpha1.TimeSliceIntervalShort)},
+			to:   []v1alpha1.DeviceSharing{timed(split(), v1alpha1.TimeSliceIntervalLong)},
+			want: [][][]string{
+				{{"GPU 0 (NVIDIA-A100-SXM4-40GB): set time-slice interval Long"}},
+				{{"GPU 0 (NVIDIA-A100-SXM4-40GB): enable MIG mode"}},
+			},
+		},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

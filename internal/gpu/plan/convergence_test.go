@@ -25,6 +25,11 @@ func whole() v1alpha1.DeviceSharing {
 	return v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled}
 }
 
+func timed(s v1alpha1.DeviceSharing, interval v1alpha1.TimeSliceInterval) v1alpha1.DeviceSharing {
+	s.TimeSliceInterval = interval
+	return s
+}
+
 func served(name string, percentage int32, limit int64) v1alpha1.DeviceSharing {
 	return v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeDisabled, MPS: &v1alpha1.MPSDaemon{
 		ResourceName: name, Owner: v1alpha1.MPSDaemonOwnerGPUSharing,
@@ -43,6 +48,7 @@ func count(profile string, n int32) v1alpha1.InstanceCount {
 // states are all kinds of desired states, with the names of the profiles of one, two and three slices.
 func states(one, two, three string) []state {
 	gpuFour, gpuTen, shared := served(plan.ResourceGPU, 25, 3840), served(plan.ResourceGPU, 10, 1536), served(plan.ResourceGPUShared, 50, 7680)
+	short, former := timed(whole(), v1alpha1.TimeSliceIntervalShort), v1alpha1.TimeSliceIntervalDefault
 	sevenths, halves := split(count(one, 7)), split(count(three, 2))
 	mix := split(count(one, 2), count(two, 1), count(three, 1))
 	return []state{
@@ -58,6 +64,8 @@ func states(one, two, three string) []state {
 		{"a mix of instances", [3]v1alpha1.DeviceSharing{mix, sevenths, whole()}},
 		{"MIG beside MPS", [3]v1alpha1.DeviceSharing{mix, whole(), gpuTen}},
 		{"two daemons", [3]v1alpha1.DeviceSharing{gpuFour, shared, whole()}},
+		{"an interval", [3]v1alpha1.DeviceSharing{short, short, short}},
+		{"MIG after an interval", [3]v1alpha1.DeviceSharing{timed(sevenths, former), timed(split(), former), timed(whole(), former)}},
 	}
 }
 

@@ -22,6 +22,10 @@ func Diff(d gpu.Device, want gpu.State) []Step {
 	for _, i := range surplus(d, want) {
 		steps = append(steps, destroyInstance{device: d, instance: i})
 	}
+	sets := want.TimeSlice != gpu.TimeSliceUnread && d.State.TimeSlice != want.TimeSlice
+	if want.MIG && sets && slices.Contains(gpu.TimeSlices(), d.State.TimeSlice) {
+		steps = append(steps, setTimeSlice{device: d, slice: want.TimeSlice, early: true})
+	}
 	switch {
 	case d.State.MIG != want.MIG:
 		steps = append(steps, setMIG{device: d, enabled: want.MIG})
@@ -31,7 +35,7 @@ func Diff(d gpu.Device, want gpu.State) []Step {
 	if !want.MIG && d.State.ComputeMode != want.ComputeMode && (want.MPS == nil || !fleeting(d)) {
 		steps = append(steps, setComputeMode{device: d, mode: want.ComputeMode})
 	}
-	if !want.MIG && want.TimeSlice != gpu.TimeSliceUnread && d.State.TimeSlice != want.TimeSlice {
+	if !want.MIG && sets {
 		steps = append(steps, setTimeSlice{device: d, slice: want.TimeSlice})
 	}
 	for _, i := range missing(d, want) {
@@ -179,12 +183,12 @@ func unknownDevice(desired []v1alpha1.DeviceSpec, have []gpu.Device) error {
 // Want is the state that a GPU must have to be shared as desired, with the instances placed so that as many as possible
 // of those that are there are kept. Errors: *Problem.
 func Want(s v1alpha1.DeviceSharing, d gpu.Device) (gpu.State, error) {
+	want, err := wantWhole(s, d), error(nil)
 	if s.MIGMode == v1alpha1.MIGModeEnabled {
-		return wantMIG(s.Instances, d)
+		want, err = wantMIG(s.Instances, d)
 	}
-	want := wantWhole(s, d)
 	want.TimeSlice = gpu.TimeSlice(s.TimeSliceInterval)
-	return want, nil
+	return want, err
 }
 
 // wantWhole is the state of a GPU outside of MIG mode.

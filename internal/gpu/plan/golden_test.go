@@ -93,6 +93,11 @@ func TestGoldenPlans(t *testing.T) {
 			models: []sim.Model{sim.A100}, before: []v1alpha1.DeviceSharing{served(plan.ResourceGPU, 25, 10240)},
 			desired: []v1alpha1.DeviceSharing{split(count("3g.20gb", 2))},
 		},
+		"mig-from-interval": {
+			text:   "MIG mode hides the time slice, so the former one comes first.",
+			models: []sim.Model{sim.H100}, before: []v1alpha1.DeviceSharing{timed(whole(), v1alpha1.TimeSliceIntervalShort)},
+			desired: []v1alpha1.DeviceSharing{timed(split(count("7g.80gb", 1)), v1alpha1.TimeSliceIntervalDefault)},
+		},
 		"mig-repartitioned": {
 			text:   "Sevenths become a mix. The instance that a pod uses stays; what blocks 3g.20gb and is free goes.",
 			models: []sim.Model{sim.A100}, before: []v1alpha1.DeviceSharing{split(count("1g.5gb", 7))},

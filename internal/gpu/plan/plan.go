@@ -7,7 +7,7 @@
 //
 // The order inside a plan is written twice only, in Node for the node and in Diff for one GPU:
 //
-//	stop MPS → of each GPU: destroy instances → MIG mode → compute mode → time slice → create instances → set MPS limits, start MPS
+//	stop MPS → of each GPU: destroy instances → time slice, if MIG mode comes → MIG mode → compute mode → time slice → create instances → set MPS limits, start MPS
 //
 // A plan is recomputed from observation before each run, so a crash anywhere is no case of its own. It may have to be
 // recomputed after a run as well, where the hardware shows only then what is left to do: a driver that lists MIG

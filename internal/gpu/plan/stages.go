@@ -52,11 +52,15 @@ func Stages(steps []Step) [][]Lane {
 
 // stageOf is the stage of a step, and the lane within it.
 func stageOf(s Step) (stage int, lane string) {
-	switch s.(type) {
+	switch s := s.(type) {
 	case stopMPS:
 		return stopping, ""
 	case destroyInstance:
 		return clearing, s.Device()
+	case setTimeSlice:
+		if s.early {
+			return clearing, s.Device()
+		}
 	case setMIG:
 		return switching, s.Device()
 	case startMPS:

@@ -156,6 +156,7 @@ func (s setComputeMode) Do(ctx context.Context, t Tools) error {
 type setTimeSlice struct {
 	device gpu.Device
 	slice  gpu.TimeSlice
+	early  bool // before MIG mode, which hides it and brings it back when it ends
 }
 
 func (s setTimeSlice) String() string {

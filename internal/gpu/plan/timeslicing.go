@@ -39,7 +39,7 @@ func WithFormer(desired, baseline []v1alpha1.DeviceSpec) []v1alpha1.DeviceSpec {
 	desired = slices.Clone(desired)
 	for i := range desired {
 		s := &desired[i].Sharing
-		if was := specOf(baseline, desired[i].UUID); was != nil && s.TimeSliceInterval == "" && s.MIGMode != v1alpha1.MIGModeEnabled {
+		if was := specOf(baseline, desired[i].UUID); was != nil && s.TimeSliceInterval == "" {
 			s.TimeSliceInterval = was.Sharing.TimeSliceInterval
 		}
 	}
@@ -101,7 +101,7 @@ func Timed(s v1alpha1.DeviceSharing) bool {
 
 // timeSliceKnown is the problem of a desired time slice that the driver does not have.
 func timeSliceKnown(d gpu.Device, want gpu.State) error {
-	if want.TimeSlice == gpu.TimeSliceUnread || d.State.TimeSlice != gpu.TimeSliceNone {
+	if want.MIG || want.TimeSlice == gpu.TimeSliceUnread || d.State.TimeSlice != gpu.TimeSliceNone {
 		return nil
 	}
 	return problem(v1alpha1.ReasonTimeSliceNotSupported, "%s has no time slice to set: nvidia-smi compute-policy --list shows none. Remove "+

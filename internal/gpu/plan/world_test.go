@@ -4,6 +4,7 @@
 package plan_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,9 +52,29 @@ func (w *world) devices(t *testing.T) []gpu.Device {
 	inv, err := w.Observe(t.Context())
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	for i := range inv.Devices {
-		inv.Devices[i].State.MPS = w.serves(inv.Devices[i].UUID)
+		d := &inv.Devices[i]
+		d.State.MPS = w.serves(d.UUID)
+		if !d.State.MIG {
+			d.State.TimeSlice = w.hidden(d.UUID)
+		}
 	}
 	return inv.Devices
+}
+
+// hidden is the time slice that was set on a GPU, also where MIG mode hides it.
+func (w *world) hidden(uuid string) (slice gpu.TimeSlice) {
+	w.Update(func(n *sim.Node) {
+		g, _ := n.GPU(uuid)
+		slice = g.Slice
+	})
+	return slice
+}
+
+func (w *world) SetTimeSlice(ctx context.Context, uuid string, slice gpu.TimeSlice) error {
+	if err := w.call(); err != nil {
+		return err
+	}
+	return w.Hardware.SetTimeSlice(ctx, uuid, slice)
 }
 
 func (w *world) serves(uuid string) *gpu.MPSDaemon {
@@ -281,8 +302,11 @@ func (w *world) differs(t *testing.T, desired []v1alpha1.DeviceSpec) error {
 			if spec.UUID != d.UUID {
 				continue
 			}
-			if !plan.Same(plan.Observed(d), spec.Sharing) {
+			if !plan.Met(spec.Sharing, plan.Observed(d)) {
 				return fmt.Errorf("%s is %+v, desired %+v", d, plan.Observed(d), spec.Sharing)
+			}
+			if want := gpu.TimeSlice(spec.Sharing.TimeSliceInterval); want != "" && cmp.Or(w.hidden(d.UUID), gpu.TimeSliceDefault) != want {
+				return fmt.Errorf("%s has time slice %s, desired %s", d, w.hidden(d.UUID), want)
 			}
 			if orphan := slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return i.Partial }); orphan {
 				return fmt.Errorf("%s has orphans: %v", d, d.State.Instances)
