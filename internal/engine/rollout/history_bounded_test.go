@@ -18,12 +18,14 @@ import (
 // What others take for long or again and again: the only slot of each maintenance window, the agent, the driver. And
 // what is left behind on a node that moves between NVIDIA's programs.
 
-// lasts lets a time pass, in which the controller wakes up as it does, so many times at most.
+// lasts lets a time pass, in which the controller wakes up as it does, so many times at most if it may come to rest.
 func (c *run) lasts(d time.Duration, most int) {
 	end := c.Now.Add(d)
-	c.rest(d, most)
-	if remaining := end.Sub(c.Now); remaining > 0 && c.broken == "" {
+	_, rests := c.rest(d, most)
+	if remaining := end.Sub(c.Now); remaining > 0 && c.broken == "" && rests {
 		c.lapse(remaining)
+	} else if remaining > 0 {
+		c.passes(remaining) // its deadlines wake a controller that has not come to rest (2^40+940014)
 	}
 }
 

@@ -149,10 +149,14 @@ func (h *host) countsAnew() {
 	}
 }
 
-// returns notes which GPUs a spec is the first not to list in the baseline, and that are as they came: they are given back.
+// returns notes which GPUs a spec is the first not to list in the baseline, and that are as they came: they are given back,
+// also where the whole node is (2^40+805213).
 func (h *host) returns(spec v1alpha1.GPUNodeSpec) {
-	if spec.Baseline == nil || h.GPU.Spec.Baseline == nil {
+	if h.GPU.Spec.Baseline == nil {
 		return
+	}
+	if spec.Baseline == nil {
+		spec.Baseline = &v1alpha1.Baseline{}
 	}
 	for _, d := range h.devices() {
 		listed := cluster.Lists(h.GPU.Spec.Baseline.Devices, d.UUID) && !cluster.Lists(spec.Baseline.Devices, d.UUID)

@@ -49,9 +49,17 @@ func (c *run) LoseGPU(h *host, index int) {
 	h.plugin.running = false
 	h.report()
 	h.reborn()
-	if by, _, _ := c.Desired(h); c.seed%onDriver >= history.Late && by != nil && by.Spec.Rollout.Paused && h.lastPolicy != by.Name {
+	if by, _, _ := c.Desired(h); c.seed%onDriver >= history.Late && by != nil && (by.Spec.Rollout.Paused && h.lastPolicy != by.Name || c.isUnapplied(h, by)) {
 		h.countsAnew() // indexes are those that the GPUs have when the policy is first applied
 	}
+}
+
+// isUnapplied reports whether a policy names other indexes than were resolved on a host, of whose GPUs nothing is known yet or
+// on which it cannot be honoured, so that nothing was recorded (817896, 2^40+804231).
+func (c *run) isUnapplied(h *host, by *v1alpha1.GPUSharingPolicy) bool {
+	held := strings.HasPrefix(c.states[h.Name], string(node.Unknown)) || strings.HasPrefix(c.states[h.Name], string(node.Unsupported))
+	was, want := h.GPU.Spec.Numbering, by.Spec.GPUSelector
+	return held && want != nil && len(want.Indexes) > 0 && (was == nil || h.GPU.Spec.PolicyName != by.Name || !slices.Equal(was.Indexes, want.Indexes))
 }
 
 func (c *run) Join(name string, random *rand.Rand) {

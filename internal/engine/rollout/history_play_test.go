@@ -110,11 +110,14 @@ func (c *run) rest(horizon time.Duration, most int) (d rollout.Decision, rests b
 // does.
 const askAgain = 10 * time.Second
 
-// refuses reports whether a PodDisruptionBudget has refused all that was decided, so that nothing wakes the controller.
+// refuses reports whether a PodDisruptionBudget, or a webhook, has refused all that was decided, so that nothing wakes the
+// controller.
 func (c *run) refuses(d rollout.Decision) bool {
 	isRefused := func(a action.Action) bool {
 		e, is := a.(action.Evict)
-		return is && c.protected[e.Pod]
+		_, reports := a.(action.Report)
+		h := c.hosts[a.NodeName()]
+		return is && c.protected[e.Pod] || h != nil && h.refuses && (reports || action.SetsSpec(a))
 	}
 	return len(d.Actions) > 0 && !slices.ContainsFunc(d.Actions, func(a action.Action) bool { return !isRefused(a) })
 }
@@ -160,6 +163,11 @@ func (c *run) waitsFor(d rollout.Decision, usual time.Duration) time.Duration {
 		if h.plugin.behind {
 			sooner(10 * time.Second)
 		}
+		for name, since := range h.plugin.gone {
+			if c.seed%onDriver >= history.Late && h.Unallocatable[name] > 0 { // the kubelet writes that it forgets it (2^40+940152)
+				sooner(since.Add(keepsCapacity).Sub(c.Now))
+			}
+		}
 	}
 	return step
 }
@@ -178,6 +186,7 @@ func (c *run) step(faithful bool) rollout.Decision {
 	}
 	c.read(func() bool { return faithful || c.random.IntN(c.fresh+1) > 0 })
 	s := c.known()
+	c.readClasses = s.DRA.Classes
 	c.seesOthers(s)
 	c.advised.look(&s)
 	d := c.memory.decide(s)

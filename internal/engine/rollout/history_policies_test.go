@@ -112,9 +112,10 @@ func (c *run) withdrawn() {
 			continue
 		}
 		steps, _ := plan.Node(spec.Devices, plan.Devices(h.GPU.Status.Devices))
+		left, _ := plan.Node(spec.Devices, h.devices()) // a boot that no agent has reported yet may have done it (813761)
 		needsIdle := func(s plan.Step) bool { return s.Needs() > plan.NeedsNothing }
 		switch {
-		case !slices.ContainsFunc(steps, needsIdle) || plan.OnlyComputeMode(steps):
+		case !slices.ContainsFunc(steps, needsIdle) || plan.OnlyComputeMode(steps) || !slices.ContainsFunc(left, needsIdle):
 			h.asks, h.asksSince = 0, c.Now
 		case h.asks > reconciles && c.Now.Sub(h.asksSince) > most:
 			c.breaks("harmless", "node %s takes pods, and its agent is still asked: %s (%s)", h.Name, steps[0], c.states[h.Name])

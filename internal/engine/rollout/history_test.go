@@ -17,6 +17,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
@@ -78,13 +79,15 @@ type run struct {
 	opensCRDs  bool
 	watching
 	releasing
-	rested  rollout.Decision       // the last one when everything rested
-	guises  map[string]bool        // UIDs of pods of users that have a GPU and look like one of NVIDIA's
-	tenants map[string]*corev1.Pod // pods of tenants as they would look without a disguise, by UID
-	turns   map[string]bool        // nodes that were kept from their users in this window; nil: nobody asks
-	nights  bool                   // a machine has started with other GPUs each night; once is enough
-	retains bool                   // a policy may have left nodes as they are before the end
-	meddled bool                   // another controller has changed what NVIDIA's config-manager reads
+	rested      rollout.Decision       // the last one when everything rested
+	guises      map[string]bool        // UIDs of pods of users that have a GPU and look like one of NVIDIA's
+	tenants     map[string]*corev1.Pod // pods of tenants as they would look without a disguise, by UID
+	turns       map[string]bool        // nodes that were kept from their users in this window; nil: nobody asks
+	readClasses []dra.Class            // by the last reconcile
+	unread      map[string]bool        // resources of classes that came and went between two reconciles
+	nights      bool                   // a machine has started with other GPUs each night; once is enough
+	retains     bool                   // a policy may have left nodes as they are before the end
+	meddled     bool                   // another controller has changed what NVIDIA's config-manager reads
 }
 
 // heldGPU is what a pod of a user uses.
@@ -102,7 +105,7 @@ func newRun(seed uint64) *run {
 		heldGPUs: map[string]heldGPU{}, kinds: map[string]string{}, protected: map[string]bool{}, hangs: map[string]bool{},
 		slots: map[string]int32{}, count: map[string]int{}, theirs: map[string][]string{}, before: map[string]cluster.Node{},
 		seed: seed, mentioned: map[string]bool{}, retained: map[string]bool{}, states: map[string]string{},
-		tenants: map[string]*corev1.Pod{}, guises: map[string]bool{},
+		tenants: map[string]*corev1.Pod{}, guises: map[string]bool{}, unread: map[string]bool{},
 	}
 	c.memory, c.Repeats, c.OtherControllers = mostlyRemembering(), &action.Repeats{}, &cluster.OtherControllers{}
 	random := rand.New(rand.NewPCG(seed, 2))

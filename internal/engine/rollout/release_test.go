@@ -202,6 +202,23 @@ func TestAYoungGPUNodeIsNotCalledAnewForAClock(t *testing.T) {
 	g.Expect(c.reconcile().Nodes[0].Message).NotTo(ContainSubstring("made anew"))
 }
 
+// TestANodeThatSelectedAConfigIsNotCalledAnewForAClock that was ahead before, also where nothing was said of it yet (807965).
+func TestANodeThatSelectedAConfigIsNotCalledAnewForAClock(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG()
+	h.GPU.CreationTimestamp, c.ahead = metav1.NewTime(c.Now), time.Hour
+	for h.GPU.Spec.ChangeTime.IsZero() {
+		c.tick(time.Second)
+		c.reconcile()
+	}
+	for c.ahead = 0; h.Annotations[v1alpha1.AnnotationSelected] == ""; c.reconcile() {
+		c.tick(time.Second)
+	}
+	h.setReported(v1alpha1.GPUNodeStatus{Conditions: []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionUnknown, Reason: v1alpha1.ReasonAwaitingReport}}})
+	c.Policies = nil
+	g.Expect(c.reconcile().Nodes[0].Message).NotTo(ContainSubstring("made anew"))
+}
+
 // TestAPolicyThatFailedBeforeItAskedForAnythingIsReleasedAtOnce: the GPUNode of a new machine is as young as one that was
 // made anew, and has a baseline, but nothing was done to the node under another one.
 func TestAPolicyThatFailedBeforeItAskedForAnythingIsReleasedAtOnce(t *testing.T) {

@@ -62,11 +62,11 @@ func policiesReturn(v *node.View) (until time.Time, may bool) {
 		return until, false
 	}
 	said, _ := condition.Find(n.GPU.Status.Conditions, v1alpha1.ConditionReady) // of a node without a baseline that is True
-	unsaid := slices.Contains([]string{v1alpha1.ReasonAwaitingReport, v1alpha1.ReasonNoPolicy}, said.Reason)
-	older := func(at time.Time) bool { // one of the future (WithoutFuture) tells nothing of a GPUNode of which more was said
+	_, selected, _ := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])
+	unsaid := slices.Contains([]string{v1alpha1.ReasonAwaitingReport, v1alpha1.ReasonNoPolicy}, said.Reason) && !selected.After(created)
+	older := func(at time.Time) bool { // one of the future (WithoutFuture) tells nothing of one of which more was said, or that has selected since
 		return !at.IsZero() && at.Add(timing.ClocksDiffer).Before(created) && (unsaid || at.Unix() > 0)
 	}
-	_, selected, _ := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])
 	younger := older(selected) || older(spec.ChangeTime.Time) || said.Status == metav1.ConditionFalse && said.Reason == v1alpha1.ReasonNoPolicy
 	unwritten := n.GPU.Generation <= 1 // else the node was forgotten, and its copy of the baseline goes next
 	return until, younger || unwritten && spec.ChangeTime.IsZero() && n.BaselineLost && !node.AgentNeverRequested(v)
