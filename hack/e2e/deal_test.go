@@ -94,7 +94,7 @@ func TestTheSecondsOfAContainerAreThoseOfAllItsSpecs(t *testing.T) {
 
 // late are the listed specs, for the first of which no time was left.
 func late(many int) []types.SpecReport {
-	specs := listedSpecs()
+	specs := append(listedSpecs(), types.SpecReport{LeafNodeType: types.NodeTypeBeforeSuite})
 	for i := range many {
 		specs[i].State, specs[i].Failure.Message = types.SpecStateSkipped, turns.NoTime
 	}

@@ -84,11 +84,12 @@ func leftOut(reports []types.Report) map[string]int {
 	units, late := map[string]int{}, map[string]int{}
 	for _, r := range reports {
 		for _, s := range r.SpecReports {
-			if name := unitName(s); s.LeafNodeType == types.NodeTypeIt && s.State == types.SpecStateSkipped && s.Failure.Message != "" {
-				units[name]++
-				if s.Failure.Message == turns.NoTime {
-					late[name] = 0
-				}
+			if s.LeafNodeType != types.NodeTypeIt || s.State != types.SpecStateSkipped || s.Failure.Message == "" {
+				continue
+			}
+			units[unitName(s)]++
+			if s.Failure.Message == turns.NoTime {
+				late[unitName(s)] = 0
 			}
 		}
 	}
