@@ -60,6 +60,7 @@ type applied struct {
 	died          map[string]bool      // nodes, with the taint of a change
 	booted        map[string]time.Time // nodes, lately: no pod has had their instances, whatever their times say
 	edited        bool                 // the policy, so that the rollout may do what it does
+	races         bool                 // pods come when a change for demand begins
 	faulty        bool
 	late          []late
 	attempts      map[string]demand.Attempts // by policy
@@ -79,8 +80,9 @@ type boundPod struct {
 
 // late is a pod that the scheduler has chosen a node for, before it saw a taint.
 type late struct {
-	pod  *corev1.Pod
-	node string
+	pod   *corev1.Pod
+	node  string
+	since time.Time
 }
 
 func newApplied(t *testing.T, seed uint64) *applied {
@@ -238,10 +240,11 @@ func resourceOf(pod *corev1.Pod) string {
 	return ""
 }
 
-// schedule binds pods that wait to nodes that offer what they ask for. It may bind one late, to a node that it saw without a taint.
+// schedule binds pods that wait to nodes that offer what they ask for. It may bind one late, by so much as a change waits for after its taint, to a node
+// that it saw without one.
 func (c *applied) schedule() {
 	c.late = slices.DeleteFunc(c.late, func(l late) bool {
-		binds := c.random.IntN(2) == 0
+		binds := c.random.IntN(2) == 0 || c.Now.Sub(l.since) >= 2*time.Second
 		if binds {
 			c.binds(l.pod, l.node)
 		}
@@ -252,7 +255,7 @@ func (c *applied) schedule() {
 		name := c.room(pod)
 		switch {
 		case name != "" && c.random.IntN(4) == 0:
-			c.late = append(c.late, late{pod, name})
+			c.late = append(c.late, late{pod, name, c.Now})
 		case name != "":
 			c.binds(pod, name)
 		default:
@@ -463,9 +466,27 @@ func (c *applied) decides() {
 			c.hasReason(h, decided, p)
 		}
 		c.tell("demand of %s: %v", name, says(decided))
+		c.rivals(h, decided)
 		h.GPU.Status.Demand = decided
 	}
 	c.saw = sees
+}
+
+// rivals are pods that come just before a GPU loses what they ask for. For some the scheduler has chosen the node already.
+func (c *applied) rivals(h *host, decided []v1alpha1.GPUDemand) {
+	destroys := map[string]bool{}
+	for _, e := range decided {
+		c.changes(h, e, map[string]bool{}, destroys)
+	}
+	for _, of := range slices.Sorted(maps.Keys(destroys)) {
+		if !c.races || c.edited || c.random.IntN(4) > 0 {
+			continue
+		}
+		c.waits(strings.TrimPrefix(of, plan.ResourcePrefix), 0)
+		if last := len(c.waiting) - 1; c.random.IntN(2) == 0 && c.left(h, c.waiting[last], of) > 0 {
+			c.late, c.waiting = append(c.late, late{c.waiting[last], h.Name, c.Now}), c.waiting[:last]
+		}
+	}
 }
 
 // asleep reports whether nothing has woken the demand controller since its last review.
@@ -881,6 +902,7 @@ func (c *applied) fails(h *host) {
 
 // played is a history: faults, then their end and that of the users, who must find what they ask for and leave the GPUs at rest.
 func (c *applied) played(events int) {
+	c.races = true
 	for range events {
 		if c.happens(); c.broken != "" {
 			return
@@ -897,6 +919,7 @@ func (c *applied) played(events int) {
 
 func (c *applied) faultsEnd() {
 	c.tell("the faults end")
+	c.races = false
 	for i := range c.Policies {
 		c.Policies[i].Spec.Rollout.Paused = false
 		c.Policies[i].Generation++
