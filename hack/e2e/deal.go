@@ -38,6 +38,13 @@ type hand struct {
 	turns   turns.Turns
 }
 
+func (h hand) names() (names []string) {
+	for _, u := range h.units {
+		names = append(names, u.name)
+	}
+	return names
+}
+
 func (h hand) specs() (names []string) {
 	for _, u := range h.units {
 		names = append(names, u.specs...)

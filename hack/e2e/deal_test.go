@@ -28,11 +28,7 @@ func listedSpecs() []types.SpecReport {
 
 func namesOf(hands []hand) (names [][]string) {
 	for _, h := range hands {
-		var of []string
-		for _, u := range h.units {
-			of = append(of, u.name)
-		}
-		names = append(names, of)
+		names = append(names, h.names())
 	}
 	return names
 }

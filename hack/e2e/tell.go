@@ -58,16 +58,10 @@ func tell(to *strings.Builder, reports []types.Report, hands []hand, took time.D
 	}
 	fmt.Fprint(to, introduction+"\n")
 	for i, h := range hands {
-		var names []string
-		for _, u := range h.units {
-			names = append(names, u.name)
-		}
-		fmt.Fprintf(to, "machine %d: %s (expected %.0fs): %s\n", i+1, runTime(reports, i), h.seconds, strings.Join(names, " · "))
+		fmt.Fprintf(to, "machine %d: %s (expected %.0fs): %s\n", i+1, runTime(reports, i), h.seconds, strings.Join(h.names(), " · "))
 	}
 	fmt.Fprintf(to, "\n%d proved, %d pending, %d failed, %d skipped after a failure, in %s\n", ran, pending, failed, skipped, took.Round(time.Second))
-	for _, name := range slices.Sorted(maps.Keys(late)) {
-		fmt.Fprintf(to, "left out, since no time was left: %q, %d specs\n", name, late[name])
-	}
+	tellLate(to, late)
 	if out == asked {
 		fmt.Fprintln(to, "the time is too short for any spec")
 		passed = false
@@ -77,6 +71,12 @@ func tell(to *strings.Builder, reports []types.Report, hands []hand, took time.D
 		passed = false
 	}
 	return passed
+}
+
+func tellLate(to *strings.Builder, late map[string]int) {
+	for _, name := range slices.Sorted(maps.Keys(late)) {
+		fmt.Fprintf(to, "left out, since no time was left: %q, %d specs\n", name, late[name])
+	}
 }
 
 // leftOut are the units for which no time was left, each with the number of its specs.

@@ -554,9 +554,10 @@ func (c *applied) servedOnce(is map[string]demand.Reviewed) {
 // leaves them, and a reserve is filled again.
 func (c *applied) needed(is map[string]demand.Reviewed) {
 	leaves := func(d v1alpha1.DemandStatus) bool { return d.Reason == v1alpha1.ReasonAdvertisedNotScheduled }
-	makes, destroys := map[string]bool{}, map[string]bool{} // by resource
+	makes, destroys := map[string]bool{}, map[string]bool{}                                                            // by resource
+	others := func(h *host) bool { return h.GPU.Spec.PolicyName != "" && h.GPU.Spec.PolicyName != c.Policies[0].Name } // also of one that was deleted just now (488)
 	for _, of := range is {
-		if len(is) > 1 || slices.ContainsFunc(of.Status.Requests, leaves) || len(c.Policies[0].Spec.Sharing.MIG.Layouts[0].OnDemand.Reserve) > 0 {
+		if len(is) > 1 || slices.ContainsFunc(slices.Collect(maps.Values(c.hosts)), others) || slices.ContainsFunc(of.Status.Requests, leaves) || len(c.Policies[0].Spec.Sharing.MIG.Layouts[0].OnDemand.Reserve) > 0 {
 			return
 		}
 		for name, entries := range of.Decided {
