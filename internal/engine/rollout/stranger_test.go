@@ -1,0 +1,47 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// TestStrangerAPodThatHasAnotherInstanceHoldsUpNoDemand: it came an hour ago and is reported, on the other GPU.
+func TestStrangerAPodThatHasAnotherInstanceHoldsUpNoDemand(t *testing.T) {
+	g, c := NewWithT(t), largeOf(t, []sim.Model{sim.A100, sim.A100}, "n0")
+	h := c.hosts["n0"]
+	c.hold(h, "p", 1, h.devices()[1].State.Instances[0].ID)
+	p := &h.Pods[len(h.Pods)-1]
+	p.Scheduled, p.Requests = c.Now.Add(-time.Hour), map[string]int64{"nvidia.com/mig-3g.20gb": 1}
+	h.GPU.Status.Demand = []v1alpha1.GPUDemand{{UUID: h.devices()[0].UUID, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}, SinceTime: metav1.NewTime(c.Now)}}
+	c.version["n0"]++
+	for range 60 {
+		c.acts()
+		c.passes(time.Second)
+	}
+	g.Expect(c.broken).To(BeEmpty())
+	t.Log(h.waits())
+	g.Expect(h.GPU.Spec.Devices[0].Sharing.Instances).To(Equal([]v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}))
+}
+
+// TestStrangerAnInitContainerOfAPodThatIsReportedInWhole blocks no change of another GPU: all it asks for is reported.
+func TestStrangerAnInitContainerOfAPodThatIsReportedInWhole(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(onGPUs(0))
+	c.hold(h, "train", 1, gpu.WholeGPU)
+	p := &h.Pods[len(h.Pods)-1]
+	p.InitHolds, p.Requests = true, map[string]int64{"nvidia.com/gpu": 1}
+	c.tick(time.Hour)
+	d, _ := c.run(60)
+	t.Log(h.waits())
+	isUpToDate(g, d.Nodes[0])
+}
