@@ -171,7 +171,10 @@ func sinceCame(v *View, p *cluster.Pod) time.Duration {
 	return v.Snapshot.Now.Sub(latestOf(v, p.Scheduled, v.Node.AgentSince))
 }
 
-func justCame(v *View, p *cluster.Pod) bool { return sinceCame(v, p) < timing.ReportAfter }
+// justCame is false where nothing may depend on the time (View): a change waits for such a pod all the same (justBoundPod).
+func justCame(v *View, p *cluster.Pod) bool {
+	return !v.Snapshot.Now.IsZero() && sinceCame(v, p) < timing.ReportAfter
+}
 
 // podReported reports whether the agent knows what a pod holds, but for what an init container may hold besides.
 func podReported(v *View, p *cluster.Pod) bool {
