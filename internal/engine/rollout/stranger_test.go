@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -53,4 +54,24 @@ func TestStrangerAnInitContainerOfAPodThatIsReportedInWhole(t *testing.T) {
 	d, _ := c.run(60)
 	t.Log(h.waits())
 	isUpToDate(g, d.Nodes[0])
+}
+
+// TestStrangerPodsThatComeAndGoHoldUpNoChange of another GPU, as long as the agent reports each at once: names of a ReplicaSet's pods do not recur.
+func TestStrangerPodsThatComeAndGoHoldUpNoChange(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(onGPUs(0), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.Mode = v1alpha1.DrainModeNever })
+	for n := range 100 {
+		name := fmt.Sprint("job-", n)
+		if !h.HasChangingTaint() {
+			c.hold(h, name, 1, gpu.WholeGPU)
+			h.Pods[len(h.Pods)-1].Requests = map[string]int64{"nvidia.com/gpu": 1}
+		}
+		c.during(15*time.Second, time.Second)
+		if h.HasChangingTaint() || h.devices()[0].State.MIG {
+			t.Log("begun after pods", n)
+			return
+		}
+		c.end(h, name)
+	}
+	g.Expect(h.waits()).To(BeEmpty(), "for 25 minutes")
 }
