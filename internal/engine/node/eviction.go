@@ -190,8 +190,11 @@ func podReported(v *View, p *cluster.Pod) bool {
 // works (as after kubectl delete --force): the pod has just come, or it is more than the pod asks for.
 func mayBeFormers(v *View, p *cluster.Pod) bool {
 	asksNothing := p.Requests == nil && (p.GPU || p.Claim != "") // that is known of
-	return justCame(v, p) || !v.ByClaims() && !asksNothing && reportedOf(v, p) > asksFor(p)
+	return justCame(v, p) && recurs(p) || !v.ByClaims() && !asksNothing && reportedOf(v, p) > asksFor(p)
 }
+
+// recurs reports whether a former pod can have had the name of a pod: ReplicaSets and Jobs draw them at random.
+func recurs(p *cluster.Pod) bool { return p.Controller != "ReplicaSet" && p.Controller != "Job" }
 
 // mayBeOfFormer reports whether a blocker may be a former pod of the name of p, which then need not go: the agent reports it by name, and the change
 // does not need all GPUs, of which p has one in any case.
