@@ -75,3 +75,37 @@ func TestStrangerPodsThatComeAndGoHoldUpNoChange(t *testing.T) {
 	}
 	g.Expect(h.waits()).To(BeEmpty(), "for 25 minutes")
 }
+
+// TestStrangerARebootThatWaitsForAWindowKeepsNobodyOff, also where the former time slice was set before MIG mode: that disturbs nobody.
+func TestStrangerARebootThatWaitsForAWindowKeepsNobodyOff(t *testing.T) {
+	for name, from := range map[string]v1alpha1.TimeSliceInterval{"no interval": "", "an interval": v1alpha1.TimeSliceIntervalLong} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newSite()
+			h := c.add("a", sim.A100).virtual()
+			h.found(gpu.TimeSliceMedium)
+			p := rebooting(v1alpha1.DrainModeEvict)
+			to := p.Spec.Sharing
+			p.Spec.Sharing = interval(from)
+			inWindows(tonight)(&p)
+			c.Policies = []v1alpha1.GPUSharingPolicy{p}
+			c.at("2027-03-02T01:30:00Z")
+			c.run(200)
+			g.Expect(c.ready()).To(Equal(1))
+			c.at("2027-03-02T01:59:00Z")
+			c.setSharing(to)
+			for range 55 {
+				if h.required {
+					break
+				}
+				c.reconcile()
+				c.tick(time.Second)
+			}
+			g.Expect(h.required).To(BeTrue())
+			c.at("2027-03-02T02:00:00Z")
+			d, _ := c.run(60)
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow), "%+v", d.Nodes[0])
+			g.Expect(h.Taints).To(BeEmpty(), "the node takes pods meanwhile")
+		})
+	}
+}
