@@ -5,6 +5,7 @@ package rollout_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -108,4 +110,25 @@ func TestStrangerARebootThatWaitsForAWindowKeepsNobodyOff(t *testing.T) {
 			g.Expect(h.Taints).To(BeEmpty(), "the node takes pods meanwhile")
 		})
 	}
+}
+
+// TestStrangerADriverThatIsReplacedSetsTimeSlicesAllTheSame: for 30 s only what it has published tells of it.
+func TestStrangerADriverThatIsReplacedSetsTimeSlicesAllTheSame(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	h := c.add("a", sim.A100)
+	h.found(gpu.TimeSliceMedium)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", interval(v1alpha1.TimeSliceIntervalLong))}
+	c.run(200)
+	c.switchOver(h, true)
+	h.driver.slices, h.SetsTimeSlices = true, true
+	c.tick(time.Second)
+	c.setSharing(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+	isUpToDate(g, c.during(20*time.Minute, 10*time.Second).Nodes[0])
+	h.found(gpu.TimeSliceShort) // the driver, for a claim whose pod runs
+	h.driver.serves, h.SetsTimeSlices, h.DRA = false, false, "ResourceSlice a"
+	h.driver.gone = c.Now
+	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA })
+	c.during(15*time.Second, time.Second)
+	g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceShort))
 }
