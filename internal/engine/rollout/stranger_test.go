@@ -132,3 +132,50 @@ func TestStrangerADriverThatIsReplacedSetsTimeSlicesAllTheSame(t *testing.T) {
 	c.during(15*time.Second, time.Second)
 	g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceShort))
 }
+
+// TestStrangerPodsThatComeAndGoFailNoDemand: each is reported at once and has what no change destroys. What has not begun after 20 s counts as failed.
+func TestStrangerPodsThatComeAndGoFailNoDemand(t *testing.T) {
+	g, c := NewWithT(t), largeOf(t, []sim.Model{sim.A100, sim.A100}, "n0")
+	h := c.hosts["n0"]
+	busy := h.devices()[1]
+	c.waits("7g.40gb", 0)
+	for n := range 40 {
+		name := fmt.Sprint("job-", n)
+		if !h.HasChangingTaint() {
+			c.hold(h, name, 1, busy.State.Instances[0].ID)
+			h.Pods[len(h.Pods)-1].Requests = map[string]int64{"nvidia.com/mig-1g.5gb": 1}
+			c.version["n0"]++
+		}
+		for range 15 {
+			c.step()
+		}
+		if len(h.devices()[0].State.Instances) == 1 {
+			t.Log("made after pods", n, h.GPU.Status.Demand)
+			return
+		}
+		c.end(h, name)
+		c.version["n0"]++
+	}
+	g.Expect(h.GPU.Status.Demand).To(BeEmpty(), "in 10 minutes: %s", h.waits())
+}
+
+// TestStrangerPodsThatTolerateTheTaintKeepNoNodeTainted: they come and go on a GPU that stays as it is, and each is reported at once. rollout.drain has a
+// time after which the node takes pods again.
+func TestStrangerPodsThatTolerateTheTaintKeepNoNodeTainted(t *testing.T) {
+	for name, controller := range map[string]string{"names that do not recur": "ReplicaSet", "names that may": "StatefulSet"} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(evicting, onGPUs(0))
+			for n := range 100 {
+				name := fmt.Sprint("pod-", n)
+				c.hold(h, name, 1, gpu.WholeGPU)
+				p := &h.Pods[len(h.Pods)-1]
+				p.Requests, p.Tolerates, p.Controller = map[string]int64{"nvidia.com/gpu": 1}, true, controller
+				c.during(15*time.Second, time.Second)
+				c.end(h, name)
+			}
+			g.Expect(h.Taints).To(BeEmpty(), h.waits())
+			g.Expect(h.devices()[0].State.MIG).To(Equal(controller == "ReplicaSet"), h.waits())
+		})
+	}
+}
