@@ -179,3 +179,20 @@ func TestStrangerPodsThatTolerateTheTaintKeepNoNodeTainted(t *testing.T) {
 		})
 	}
 }
+
+// TestStrangerWhatABoundPodMayBeGivenIsNoReboot: the status says what the node waits for.
+func TestStrangerWhatABoundPodMayBeGivenIsNoReboot(t *testing.T) {
+	g, c := NewWithT(t), largeOn(t, "n0")
+	h := c.hosts["n0"]
+	h.Pods = append(h.Pods, cluster.Pod{
+		Namespace: "user", Name: "p", UID: "p", Controller: "ReplicaSet", GPU: true, Scheduled: c.Now.Add(-time.Minute), Requests: map[string]int64{"nvidia.com/mig-3g.20gb": 1},
+	})
+	h.GPU.Status.Demand = []v1alpha1.GPUDemand{{UUID: h.devices()[0].UUID, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}, SinceTime: metav1.NewTime(c.Now)}}
+	c.version["n0"]++
+	for range 10 {
+		c.acts()
+		c.passes(time.Second)
+	}
+	g.Expect(h.waits()).To(ContainSubstring("pod user/p"))
+	g.Expect(h.waits()).NotTo(ContainSubstring("reboot"))
+}
