@@ -194,7 +194,9 @@ func mayBeFormers(v *View, p *cluster.Pod) bool {
 }
 
 // recurs reports whether a former pod can have had the name of a pod: ReplicaSets, Jobs and DaemonSets draw them at random.
-func recurs(p *cluster.Pod) bool { return p.Controller != "ReplicaSet" && p.Controller != "Job" && p.Controller != "DaemonSet" }
+func recurs(p *cluster.Pod) bool {
+	return p.Controller != "ReplicaSet" && p.Controller != "Job" && p.Controller != "DaemonSet"
+}
 
 // mayBeOfFormer reports whether a blocker may be a former pod of the name of p, which then need not go: the agent reports it by name, and the change
 // does not need all GPUs, of which p has one in any case.
