@@ -49,9 +49,10 @@ func tell(to *strings.Builder, reports []types.Report, hands []hand, took time.D
 				ran++
 			case s.State == types.SpecStatePending:
 				pending++
+			case s.Failure.Message == "": // another machine's
 			case late[unitName(s)] > 0:
 				out++
-			case s.Failure.Message != "":
+			default:
 				skipped++
 			}
 		}

@@ -66,6 +66,8 @@ func blockerUse(v *View, b plan.Blocker) string {
 			return "GPUs that the node does not publish"
 		case onlyOnNode(v, b):
 			return "the node, which must be rebooted"
+		case p != nil && !p.InitHolds:
+			return "a GPU or instance that the agent has not reported yet"
 		}
 		return "a GPU, by an init container"
 	}
@@ -81,7 +83,7 @@ func blockerUse(v *View, b plan.Blocker) string {
 // onlyOnNode reports whether a blocker is a pod that holds no GPU, and blocks the reboot of its node.
 func onlyOnNode(v *View, b plan.Blocker) bool {
 	p := v.PodOf(b)
-	return b.UUID == "" && p != nil && p.Claim == "" && (!p.InitHolds || v.ByClaims())
+	return emptiesNode(v) && b.UUID == "" && p != nil && p.Claim == "" && (!p.InitHolds || v.ByClaims())
 }
 
 // Blocker is a pod, or a process outside pods, that uses what a change needs to be idle, or a pod that blocks the

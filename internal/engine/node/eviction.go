@@ -171,7 +171,10 @@ func sinceCame(v *View, p *cluster.Pod) time.Duration {
 	return v.Snapshot.Now.Sub(latestOf(v, p.Scheduled, v.Node.AgentSince))
 }
 
-func justCame(v *View, p *cluster.Pod) bool { return sinceCame(v, p) < timing.ReportAfter }
+// justCame is false where nothing may depend on the time (View): a change waits for such a pod all the same (justBoundPod).
+func justCame(v *View, p *cluster.Pod) bool {
+	return !v.Snapshot.Now.IsZero() && sinceCame(v, p) < timing.ReportAfter
+}
 
 // podReported reports whether the agent knows what a pod holds, but for what an init container may hold besides.
 func podReported(v *View, p *cluster.Pod) bool {
@@ -187,7 +190,12 @@ func podReported(v *View, p *cluster.Pod) bool {
 // works (as after kubectl delete --force): the pod has just come, or it is more than the pod asks for.
 func mayBeFormers(v *View, p *cluster.Pod) bool {
 	asksNothing := p.Requests == nil && (p.GPU || p.Claim != "") // that is known of
-	return justCame(v, p) || !v.ByClaims() && !asksNothing && reportedOf(v, p) > asksFor(p)
+	return justCame(v, p) && recurs(p) || !v.ByClaims() && !asksNothing && reportedOf(v, p) > asksFor(p)
+}
+
+// recurs reports whether a former pod can have had the name of a pod: ReplicaSets, Jobs and DaemonSets draw them at random.
+func recurs(p *cluster.Pod) bool {
+	return p.Controller != "ReplicaSet" && p.Controller != "Job" && p.Controller != "DaemonSet"
 }
 
 // mayBeOfFormer reports whether a blocker may be a former pod of the name of p, which then need not go: the agent reports it by name, and the change

@@ -5,6 +5,7 @@ package node
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -144,7 +145,9 @@ func targetOf(w policy.Desired) Target {
 // that nobody but the operator restores what the operator set before.
 func driverSetsTimeSlices(v *View) bool {
 	sets := func(p cluster.Pod) bool { return p.SetsTimeSlices }
-	return !v.ReadsConfigs() && (v.Node.SetsTimeSlices || slices.ContainsFunc(v.Node.Pods, sets))
+	is := func(p cluster.Pod) bool { return p.DRA }
+	unknown := !strings.HasPrefix(v.Node.DRA, "DaemonSet ") && !slices.ContainsFunc(v.Node.Pods, is) // it is being replaced: its slices alone are left
+	return !v.ReadsConfigs() && (unknown || v.Node.SetsTimeSlices || slices.ContainsFunc(v.Node.Pods, sets))
 }
 
 // OnStack is a target without what only NVIDIA's device plugin reads or has, where its DRA driver serves the node. In

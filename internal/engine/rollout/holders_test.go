@@ -349,7 +349,7 @@ func TestTheSuccessorOfAPodIsNotEvictedForWhatThatHolds(t *testing.T) {
 // succeeded gives the name of the last pod to another one, as after kubectl delete --force of a StatefulSet's.
 func (h *host) succeeded(c *site, asks map[string]int64) {
 	p := &h.Pods[len(h.Pods)-1]
-	p.UID, p.Scheduled, p.Requests = "successor", c.Now, asks
+	p.UID, p.Controller, p.Scheduled, p.Requests = "successor", "StatefulSet", c.Now, asks
 }
 
 // TestWhatAnInitContainerHasBesideAReportedContainerIsInUse: the kubelet does not report it.

@@ -1,0 +1,198 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+)
+
+// TestStrangerAPodThatHasAnotherInstanceHoldsUpNoDemand: it came an hour ago and is reported, on the other GPU.
+func TestStrangerAPodThatHasAnotherInstanceHoldsUpNoDemand(t *testing.T) {
+	for name, holds := range map[string]bool{"nobody": false, "a pod": true} {
+		t.Run(name, func(t *testing.T) { anotherInstance(t, holds) })
+	}
+}
+
+func anotherInstance(t *testing.T, holds bool) {
+	t.Helper()
+	g, c := NewWithT(t), largeOf(t, []sim.Model{sim.A100, sim.A100}, "n0")
+	h := c.hosts["n0"]
+	if holds {
+		c.hold(h, "p", 1, h.devices()[1].State.Instances[0].ID)
+		p := &h.Pods[len(h.Pods)-1]
+		p.Scheduled, p.Requests = c.Now.Add(-time.Hour), map[string]int64{"nvidia.com/mig-3g.20gb": 1}
+	}
+	h.GPU.Status.Demand = []v1alpha1.GPUDemand{{UUID: h.devices()[0].UUID, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}, SinceTime: metav1.NewTime(c.Now)}}
+	c.version["n0"]++
+	for range 60 {
+		c.acts()
+		c.passes(time.Second)
+	}
+	g.Expect(c.broken).To(BeEmpty())
+	t.Log(h.waits())
+	g.Expect(h.devices()[0].State.Instances).To(ConsistOf(HaveField("Profile", "7g.40gb")))
+}
+
+// TestStrangerAnInitContainerOfAPodThatIsReportedInWhole blocks no change of another GPU: all it asks for is reported.
+func TestStrangerAnInitContainerOfAPodThatIsReportedInWhole(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(onGPUs(0))
+	c.hold(h, "train", 1, gpu.WholeGPU)
+	p := &h.Pods[len(h.Pods)-1]
+	p.InitHolds, p.Requests = true, map[string]int64{"nvidia.com/gpu": 1}
+	c.tick(time.Hour)
+	d, _ := c.run(60)
+	t.Log(h.waits())
+	isUpToDate(g, d.Nodes[0])
+}
+
+// TestStrangerPodsThatComeAndGoHoldUpNoChange of another GPU, as long as the agent reports each at once: names of a ReplicaSet's pods do not recur.
+func TestStrangerPodsThatComeAndGoHoldUpNoChange(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(onGPUs(0), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.Mode = v1alpha1.DrainModeNever })
+	for n := range 100 {
+		name := fmt.Sprint("job-", n)
+		if !h.HasChangingTaint() {
+			c.hold(h, name, 1, gpu.WholeGPU)
+			h.Pods[len(h.Pods)-1].Requests = map[string]int64{"nvidia.com/gpu": 1}
+		}
+		c.during(15*time.Second, time.Second)
+		if h.HasChangingTaint() || h.devices()[0].State.MIG {
+			t.Log("begun after pods", n)
+			return
+		}
+		c.end(h, name)
+	}
+	g.Expect(h.waits()).To(BeEmpty(), "for 25 minutes")
+}
+
+// TestStrangerARebootThatWaitsForAWindowKeepsNobodyOff, also where the former time slice was set before MIG mode: that disturbs nobody.
+func TestStrangerARebootThatWaitsForAWindowKeepsNobodyOff(t *testing.T) {
+	for name, from := range map[string]v1alpha1.TimeSliceInterval{"no interval": "", "an interval": v1alpha1.TimeSliceIntervalLong} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newSite()
+			h := c.add("a", sim.A100).virtual()
+			h.found(gpu.TimeSliceMedium)
+			p := rebooting(v1alpha1.DrainModeEvict)
+			to := p.Spec.Sharing
+			p.Spec.Sharing = interval(from)
+			inWindows(tonight)(&p)
+			c.Policies = []v1alpha1.GPUSharingPolicy{p}
+			c.at("2027-03-02T01:30:00Z")
+			c.run(200)
+			g.Expect(c.ready()).To(Equal(1))
+			c.at("2027-03-02T01:59:00Z")
+			c.setSharing(to)
+			for range 55 {
+				if h.required {
+					break
+				}
+				c.reconcile()
+				c.tick(time.Second)
+			}
+			g.Expect(h.required).To(BeTrue())
+			c.at("2027-03-02T02:00:00Z")
+			d, _ := c.run(60)
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow), "%+v", d.Nodes[0])
+			g.Expect(h.Taints).To(BeEmpty(), "the node takes pods meanwhile")
+		})
+	}
+}
+
+// TestStrangerADriverThatIsReplacedSetsTimeSlicesAllTheSame: for 30 s only what it has published tells of it.
+func TestStrangerADriverThatIsReplacedSetsTimeSlicesAllTheSame(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	h := c.add("a", sim.A100)
+	h.found(gpu.TimeSliceMedium)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", interval(v1alpha1.TimeSliceIntervalLong))}
+	c.run(200)
+	c.switchOver(h, true)
+	h.driver.slices, h.SetsTimeSlices = true, true
+	c.tick(time.Second)
+	c.setSharing(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+	isUpToDate(g, c.during(20*time.Minute, 10*time.Second).Nodes[0])
+	h.found(gpu.TimeSliceShort) // the driver, for a claim whose pod runs
+	h.driver.serves, h.SetsTimeSlices, h.DRA = false, false, "ResourceSlice a"
+	h.driver.gone = c.Now
+	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA })
+	c.during(15*time.Second, time.Second)
+	g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceShort))
+}
+
+// TestStrangerPodsThatComeAndGoFailNoDemand: each is reported at once and has what no change destroys. What has not begun after 20 s counts as failed.
+func TestStrangerPodsThatComeAndGoFailNoDemand(t *testing.T) {
+	g, c := NewWithT(t), largeOf(t, []sim.Model{sim.A100, sim.A100}, "n0")
+	h := c.hosts["n0"]
+	busy := h.devices()[1]
+	c.waits("7g.40gb", 0)
+	for n := range 40 {
+		name := fmt.Sprint("job-", n)
+		if !h.HasChangingTaint() {
+			c.hold(h, name, 1, busy.State.Instances[0].ID)
+			h.Pods[len(h.Pods)-1].Requests = map[string]int64{"nvidia.com/mig-1g.5gb": 1}
+			c.version["n0"]++
+		}
+		for range 15 {
+			c.step()
+		}
+		if len(h.devices()[0].State.Instances) == 1 {
+			t.Log("made after pods", n, h.GPU.Status.Demand)
+			return
+		}
+		c.end(h, name)
+		c.version["n0"]++
+	}
+	g.Expect(h.GPU.Status.Demand).To(BeEmpty(), "in 10 minutes: %s", h.waits())
+}
+
+// TestStrangerPodsThatTolerateTheTaintKeepNoNodeTainted: they come and go on a GPU that stays as it is, and each is reported at once. rollout.drain has a
+// time after which the node takes pods again.
+func TestStrangerPodsThatTolerateTheTaintKeepNoNodeTainted(t *testing.T) {
+	for name, controller := range map[string]string{"names that do not recur": "ReplicaSet", "names that may": "StatefulSet"} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(evicting, onGPUs(0))
+			for n := range 100 {
+				name := fmt.Sprint("pod-", n)
+				c.hold(h, name, 1, gpu.WholeGPU)
+				p := &h.Pods[len(h.Pods)-1]
+				p.Requests, p.Tolerates, p.Controller = map[string]int64{"nvidia.com/gpu": 1}, true, controller
+				c.during(15*time.Second, time.Second)
+				c.end(h, name)
+			}
+			g.Expect(h.Taints).To(BeEmpty(), h.waits())
+			g.Expect(h.devices()[0].State.MIG).To(Equal(controller == "ReplicaSet"), h.waits())
+		})
+	}
+}
+
+// TestStrangerWhatABoundPodMayBeGivenIsNoReboot: the status says what the node waits for.
+func TestStrangerWhatABoundPodMayBeGivenIsNoReboot(t *testing.T) {
+	g, c := NewWithT(t), largeOn(t, "n0")
+	h := c.hosts["n0"]
+	h.Pods = append(h.Pods, cluster.Pod{
+		Namespace: "user", Name: "p", UID: "p", Controller: "ReplicaSet", GPU: true, Scheduled: c.Now.Add(-time.Minute), Requests: map[string]int64{"nvidia.com/mig-3g.20gb": 1},
+	})
+	h.GPU.Status.Demand = []v1alpha1.GPUDemand{{UUID: h.devices()[0].UUID, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}, SinceTime: metav1.NewTime(c.Now)}}
+	c.version["n0"]++
+	for range 10 {
+		c.acts()
+		c.passes(time.Second)
+	}
+	g.Expect(h.waits()).To(ContainSubstring("pod user/p"))
+	g.Expect(h.waits()).NotTo(ContainSubstring("reboot"))
+}
