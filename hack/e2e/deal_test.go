@@ -115,3 +115,34 @@ func TestARunInWhichSpecsHadNoTurnHasNotPassed(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatOtherMachinesRunIsNotLeftOut once more by each of them: Ginkgo reports what the focus leaves out as skipped.
+func TestWhatOtherMachinesRunIsNotLeftOut(t *testing.T) {
+	hands := deal(unitsOf(listedSpecs(), nil), 2)
+	for name, had := range map[string]bool{"no time for any": false, "one unit late, another without a turn": true} {
+		t.Run(name, func(t *testing.T) {
+			var reports []types.Report
+			for m, h := range hands {
+				specs := listedSpecs()
+				for i := range specs {
+					mine := false
+					for _, u := range h.units {
+						mine = mine || u.name == unitName(specs[i])
+					}
+					late := mine && (!had || unitName(specs[i]) == hands[0].units[0].name)
+					switch {
+					case late:
+						specs[i].State, specs[i].Failure.Message = types.SpecStateSkipped, turns.NoTime
+					case !mine, had && m == 1: // that machine's focus found nothing
+						specs[i].State = types.SpecStateSkipped
+					}
+				}
+				reports = append(reports, types.Report{SuiteSucceeded: true, SpecReports: specs})
+			}
+			var out strings.Builder
+			if tell(&out, reports, hands, time.Minute) {
+				t.Errorf("passed:\n%s", out.String()[strings.Index(out.String(), "machine 1"):])
+			}
+		})
+	}
+}

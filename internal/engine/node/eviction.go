@@ -159,7 +159,7 @@ func claimUnknown(v *View, p *cluster.Pod) bool {
 func justBoundPod(v *View) (name string, age time.Duration) {
 	for i := range v.Node.Pods {
 		p := &v.Node.Pods[i]
-		if p.GPU && p.Claim == "" && !p.Terminating && !p.Scheduled.IsZero() && justCame(v, p) && !podReported(v, p) {
+		if p.GPU && p.Claim == "" && !p.Terminating && justCame(v, p) && !podReported(v, p) {
 			return p.Namespace + "/" + p.Name, sinceCame(v, p)
 		}
 	}
@@ -173,7 +173,7 @@ func sinceCame(v *View, p *cluster.Pod) time.Duration {
 
 // justCame is false where nothing may depend on the time (View): a change waits for such a pod all the same (justBoundPod).
 func justCame(v *View, p *cluster.Pod) bool {
-	return !v.Snapshot.Now.IsZero() && sinceCame(v, p) < timing.ReportAfter
+	return !v.Snapshot.Now.IsZero() && !p.Scheduled.IsZero() && sinceCame(v, p) < timing.ReportAfter
 }
 
 // podReported reports whether the agent knows what a pod holds, but for what an init container may hold besides.
@@ -189,11 +189,11 @@ func podReported(v *View, p *cluster.Pod) bool {
 // mayBeFormers reports whether what the agent reports by the name of a pod may be what a former pod of that name has, on which the kubelet still
 // works (as after kubectl delete --force): the pod has just come, or it is more than the pod asks for.
 func mayBeFormers(v *View, p *cluster.Pod) bool {
-	asksNothing := p.Requests == nil && (p.GPU || p.Claim != "") // that is known of
-	return justCame(v, p) && recurs(p) || !v.ByClaims() && !asksNothing && reportedOf(v, p) > asksFor(p)
+	return p.GPU && justCame(v, p) && recurs(p) || p.Requests != nil && !v.ByClaims() && reportedOf(v, p) > asksFor(p)
 }
 
-// recurs reports whether a former pod can have had the name of a pod: ReplicaSets, Jobs and DaemonSets draw them at random.
+// recurs reports whether a former pod can have had the name of a pod: ReplicaSets, Jobs and DaemonSets draw them at random. Who says so of a pod that
+// is none of theirs risks only that.
 func recurs(p *cluster.Pod) bool {
 	return p.Controller != "ReplicaSet" && p.Controller != "Job" && p.Controller != "DaemonSet"
 }

@@ -533,7 +533,9 @@ func (c *run) spared(h *host, a action.Evict) {
 // tell that the operator's is to be written again (2^40+800721).
 func (c *run) served() {
 	for _, class := range c.DRA.Classes {
-		if _, known := c.scheduler[class.Resource]; class.Own && ofItsName(class) && !known && !c.unread[class.Resource] {
+		_, known := c.scheduler[class.Resource]
+		c.unread[class.Resource] = c.unread[class.Resource] && !known
+		if class.Own && ofItsName(class) && !known && !c.unread[class.Resource] {
 			c.breaks("progress", "the scheduler does not know %s, which DeviceClass %s serves", class.Resource, class.Name)
 		}
 	}

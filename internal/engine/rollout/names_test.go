@@ -18,22 +18,13 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// TestStrangerAPodThatHasAnotherInstanceHoldsUpNoDemand: it came an hour ago and is reported, on the other GPU.
-func TestStrangerAPodThatHasAnotherInstanceHoldsUpNoDemand(t *testing.T) {
-	for name, holds := range map[string]bool{"nobody": false, "a pod": true} {
-		t.Run(name, func(t *testing.T) { anotherInstance(t, holds) })
-	}
-}
-
-func anotherInstance(t *testing.T, holds bool) {
-	t.Helper()
+// TestAPodThatHasAnotherInstanceHoldsUpNoDemand: it came an hour ago and is reported, on the other GPU.
+func TestAPodThatHasAnotherInstanceHoldsUpNoDemand(t *testing.T) {
 	g, c := NewWithT(t), largeOf(t, []sim.Model{sim.A100, sim.A100}, "n0")
 	h := c.hosts["n0"]
-	if holds {
-		c.hold(h, "p", 1, h.devices()[1].State.Instances[0].ID)
-		p := &h.Pods[len(h.Pods)-1]
-		p.Scheduled, p.Requests = c.Now.Add(-time.Hour), map[string]int64{"nvidia.com/mig-3g.20gb": 1}
-	}
+	c.hold(h, "p", 1, h.devices()[1].State.Instances[0].ID)
+	p := &h.Pods[len(h.Pods)-1]
+	p.Scheduled, p.Requests = c.Now.Add(-time.Hour), map[string]int64{"nvidia.com/mig-3g.20gb": 1}
 	h.GPU.Status.Demand = []v1alpha1.GPUDemand{{UUID: h.devices()[0].UUID, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}, SinceTime: metav1.NewTime(c.Now)}}
 	c.version["n0"]++
 	for range 60 {
@@ -41,12 +32,11 @@ func anotherInstance(t *testing.T, holds bool) {
 		c.passes(time.Second)
 	}
 	g.Expect(c.broken).To(BeEmpty())
-	t.Log(h.waits())
 	g.Expect(h.devices()[0].State.Instances).To(ConsistOf(HaveField("Profile", "7g.40gb")))
 }
 
-// TestStrangerAnInitContainerOfAPodThatIsReportedInWhole blocks no change of another GPU: all it asks for is reported.
-func TestStrangerAnInitContainerOfAPodThatIsReportedInWhole(t *testing.T) {
+// TestAnInitContainerOfAPodThatIsReportedInWhole blocks no change of another GPU: all it asks for is reported.
+func TestAnInitContainerOfAPodThatIsReportedInWhole(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(onGPUs(0))
 	c.hold(h, "train", 1, gpu.WholeGPU)
@@ -54,12 +44,11 @@ func TestStrangerAnInitContainerOfAPodThatIsReportedInWhole(t *testing.T) {
 	p.InitHolds, p.Requests = true, map[string]int64{"nvidia.com/gpu": 1}
 	c.tick(time.Hour)
 	d, _ := c.run(60)
-	t.Log(h.waits())
 	isUpToDate(g, d.Nodes[0])
 }
 
-// TestStrangerPodsThatComeAndGoHoldUpNoChange of another GPU, as long as the agent reports each at once: names of a ReplicaSet's pods do not recur.
-func TestStrangerPodsThatComeAndGoHoldUpNoChange(t *testing.T) {
+// TestPodsThatComeAndGoHoldUpNoChange of another GPU, as long as the agent reports each at once: names of a ReplicaSet's pods do not recur.
+func TestPodsThatComeAndGoHoldUpNoChange(t *testing.T) {
 	g := NewWithT(t)
 	c, h := toMIG(onGPUs(0), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.Mode = v1alpha1.DrainModeNever })
 	for n := range 100 {
@@ -70,7 +59,6 @@ func TestStrangerPodsThatComeAndGoHoldUpNoChange(t *testing.T) {
 		}
 		c.during(15*time.Second, time.Second)
 		if h.HasChangingTaint() || h.devices()[0].State.MIG {
-			t.Log("begun after pods", n)
 			return
 		}
 		c.end(h, name)
@@ -78,42 +66,8 @@ func TestStrangerPodsThatComeAndGoHoldUpNoChange(t *testing.T) {
 	g.Expect(h.waits()).To(BeEmpty(), "for 25 minutes")
 }
 
-// TestStrangerARebootThatWaitsForAWindowKeepsNobodyOff, also where the former time slice was set before MIG mode: that disturbs nobody.
-func TestStrangerARebootThatWaitsForAWindowKeepsNobodyOff(t *testing.T) {
-	for name, from := range map[string]v1alpha1.TimeSliceInterval{"no interval": "", "an interval": v1alpha1.TimeSliceIntervalLong} {
-		t.Run(name, func(t *testing.T) {
-			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100).virtual()
-			h.found(gpu.TimeSliceMedium)
-			p := rebooting(v1alpha1.DrainModeEvict)
-			to := p.Spec.Sharing
-			p.Spec.Sharing = interval(from)
-			inWindows(tonight)(&p)
-			c.Policies = []v1alpha1.GPUSharingPolicy{p}
-			c.at("2027-03-02T01:30:00Z")
-			c.run(200)
-			g.Expect(c.ready()).To(Equal(1))
-			c.at("2027-03-02T01:59:00Z")
-			c.setSharing(to)
-			for range 55 {
-				if h.required {
-					break
-				}
-				c.reconcile()
-				c.tick(time.Second)
-			}
-			g.Expect(h.required).To(BeTrue())
-			c.at("2027-03-02T02:00:00Z")
-			d, _ := c.run(60)
-			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow), "%+v", d.Nodes[0])
-			g.Expect(h.Taints).To(BeEmpty(), "the node takes pods meanwhile")
-		})
-	}
-}
-
-// TestStrangerADriverThatIsReplacedSetsTimeSlicesAllTheSame: for 30 s only what it has published tells of it.
-func TestStrangerADriverThatIsReplacedSetsTimeSlicesAllTheSame(t *testing.T) {
+// TestADriverThatIsReplacedSetsTimeSlicesAllTheSame: for 30 s only what it has published tells of it.
+func TestADriverThatIsReplacedSetsTimeSlicesAllTheSame(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := c.add("a", sim.A100)
@@ -133,8 +87,8 @@ func TestStrangerADriverThatIsReplacedSetsTimeSlicesAllTheSame(t *testing.T) {
 	g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceShort))
 }
 
-// TestStrangerPodsThatComeAndGoFailNoDemand: each is reported at once and has what no change destroys. What has not begun after 20 s counts as failed.
-func TestStrangerPodsThatComeAndGoFailNoDemand(t *testing.T) {
+// TestPodsThatComeAndGoFailNoDemand: each is reported at once and has what no change destroys. What has not begun after 20 s counts as failed.
+func TestPodsThatComeAndGoFailNoDemand(t *testing.T) {
 	g, c := NewWithT(t), largeOf(t, []sim.Model{sim.A100, sim.A100}, "n0")
 	h := c.hosts["n0"]
 	busy := h.devices()[1]
@@ -150,7 +104,6 @@ func TestStrangerPodsThatComeAndGoFailNoDemand(t *testing.T) {
 			c.step()
 		}
 		if len(h.devices()[0].State.Instances) == 1 {
-			t.Log("made after pods", n, h.GPU.Status.Demand)
 			return
 		}
 		c.end(h, name)
@@ -159,9 +112,9 @@ func TestStrangerPodsThatComeAndGoFailNoDemand(t *testing.T) {
 	g.Expect(h.GPU.Status.Demand).To(BeEmpty(), "in 10 minutes: %s", h.waits())
 }
 
-// TestStrangerPodsThatTolerateTheTaintKeepNoNodeTainted: they come and go on a GPU that stays as it is, and each is reported at once. rollout.drain has a
+// TestPodsThatTolerateTheTaintKeepNoNodeTainted: they come and go on a GPU that stays as it is, and each is reported at once. rollout.drain has a
 // time after which the node takes pods again.
-func TestStrangerPodsThatTolerateTheTaintKeepNoNodeTainted(t *testing.T) {
+func TestPodsThatTolerateTheTaintKeepNoNodeTainted(t *testing.T) {
 	for name, controller := range map[string]string{"names that do not recur": "ReplicaSet", "names that may": "StatefulSet"} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -180,8 +133,8 @@ func TestStrangerPodsThatTolerateTheTaintKeepNoNodeTainted(t *testing.T) {
 	}
 }
 
-// TestStrangerWhatABoundPodMayBeGivenIsNoReboot: the status says what the node waits for.
-func TestStrangerWhatABoundPodMayBeGivenIsNoReboot(t *testing.T) {
+// TestWhatABoundPodMayBeGivenIsNoReboot: the status says what the node waits for.
+func TestWhatABoundPodMayBeGivenIsNoReboot(t *testing.T) {
 	g, c := NewWithT(t), largeOn(t, "n0")
 	h := c.hosts["n0"]
 	h.Pods = append(h.Pods, cluster.Pod{
