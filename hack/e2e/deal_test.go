@@ -125,10 +125,7 @@ func TestWhatOtherMachinesRunIsNotLeftOut(t *testing.T) {
 			for m, h := range hands {
 				specs := listedSpecs()
 				for i := range specs {
-					mine := false
-					for _, u := range h.units {
-						mine = mine || u.name == unitName(specs[i])
-					}
+					mine := slices.Contains(h.names(), unitName(specs[i]))
 					late := mine && (!had || unitName(specs[i]) == hands[0].units[0].name)
 					switch {
 					case late:

@@ -202,7 +202,7 @@ func recurs(p *cluster.Pod) bool {
 // does not need all GPUs, of which p has one in any case.
 func mayBeOfFormer(v *View, b plan.Blocker, p *cluster.Pod) bool {
 	byName := b.Holder != nil && b.Holder.Container != ""
-	return byName && mayBeFormers(v, p) && (!p.GPU || !needsAllIdle(v))
+	return byName && mayBeFormers(v, p) && !needsAllIdle(v)
 }
 
 // reportedOf is how many GPUs and instances the agent reports that a pod of that name holds.

@@ -352,20 +352,26 @@ func (h *host) succeeded(c *site, asks map[string]int64) {
 	p.UID, p.Controller, p.Scheduled, p.Requests = "successor", "StatefulSet", c.Now, asks
 }
 
-// TestWhatAnInitContainerHasBesideAReportedContainerIsInUse: the kubelet does not report it.
+// TestWhatAnInitContainerHasBesideAReportedContainerIsInUse: the kubelet does not report it. Where all that the pod asks for is reported, nothing else is.
 func TestWhatAnInitContainerHasBesideAReportedContainerIsInUse(t *testing.T) {
-	g := NewWithT(t)
-	c, h := toMIG(onGPUs(0))
-	c.hold(h, "train", 1, gpu.WholeGPU)
-	p := &h.Pods[len(h.Pods)-1]
-	p.InitHolds, p.Requests = true, map[string]int64{"nvidia.com/gpu": 2}
-	c.tick(time.Minute)
-	d := c.during(5*time.Minute, 10*time.Second)
-	g.Expect(h.done).To(BeEmpty())
-	g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
-	h.Pods[len(h.Pods)-1].InitHolds = false
-	d, _ = c.run(60)
-	isUpToDate(g, d.Nodes[0])
+	for asks, inUse := range map[int64]bool{2: true, 1: false} {
+		t.Run(fmt.Sprint(asks), func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(onGPUs(0))
+			c.hold(h, "train", 1, gpu.WholeGPU)
+			p := &h.Pods[len(h.Pods)-1]
+			p.InitHolds, p.Requests = true, map[string]int64{"nvidia.com/gpu": asks}
+			c.tick(time.Minute)
+			if inUse {
+				d := c.during(5*time.Minute, 10*time.Second)
+				g.Expect(h.done).To(BeEmpty())
+				g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
+				h.Pods[len(h.Pods)-1].InitHolds = false
+			}
+			d, _ := c.run(60)
+			isUpToDate(g, d.Nodes[0])
+		})
+	}
 }
 
 // TestAPodWhoseGPUsAreNotReportedIsEvictedOnlyIfItBlocksForSure: it may use a GPU that the policy does not select.

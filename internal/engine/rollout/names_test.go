@@ -5,7 +5,6 @@ package rollout_test
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
@@ -35,21 +34,8 @@ func TestAPodThatHasAnotherInstanceHoldsUpNoDemand(t *testing.T) {
 	g.Expect(h.devices()[0].State.Instances).To(ConsistOf(HaveField("Profile", "7g.40gb")))
 }
 
-// TestAnInitContainerOfAPodThatIsReportedInWhole blocks no change of another GPU: all it asks for is reported.
-func TestAnInitContainerOfAPodThatIsReportedInWhole(t *testing.T) {
-	g := NewWithT(t)
-	c, h := toMIG(onGPUs(0))
-	c.hold(h, "train", 1, gpu.WholeGPU)
-	p := &h.Pods[len(h.Pods)-1]
-	p.InitHolds, p.Requests = true, map[string]int64{"nvidia.com/gpu": 1}
-	c.tick(time.Hour)
-	d, _ := c.run(60)
-	isUpToDate(g, d.Nodes[0])
-}
-
 // TestPodsThatComeAndGoHoldUpNoChange of another GPU, as long as the agent reports each at once: names of a ReplicaSet's pods do not recur.
 func TestPodsThatComeAndGoHoldUpNoChange(t *testing.T) {
-	g := NewWithT(t)
 	c, h := toMIG(onGPUs(0), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.Mode = v1alpha1.DrainModeNever })
 	for n := range 100 {
 		name := fmt.Sprint("job-", n)
@@ -63,33 +49,12 @@ func TestPodsThatComeAndGoHoldUpNoChange(t *testing.T) {
 		}
 		c.end(h, name)
 	}
-	g.Expect(h.waits()).To(BeEmpty(), "for 25 minutes")
-}
-
-// TestADriverThatIsReplacedSetsTimeSlicesAllTheSame: for 30 s only what it has published tells of it.
-func TestADriverThatIsReplacedSetsTimeSlicesAllTheSame(t *testing.T) {
-	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100)
-	h.found(gpu.TimeSliceMedium)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", interval(v1alpha1.TimeSliceIntervalLong))}
-	c.run(200)
-	c.switchOver(h, true)
-	h.driver.slices, h.SetsTimeSlices = true, true
-	c.tick(time.Second)
-	c.setSharing(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
-	isUpToDate(g, c.during(20*time.Minute, 10*time.Second).Nodes[0])
-	h.found(gpu.TimeSliceShort) // the driver, for a claim whose pod runs
-	h.driver.serves, h.SetsTimeSlices, h.DRA = false, false, "ResourceSlice a"
-	h.driver.gone = c.Now
-	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA })
-	c.during(15*time.Second, time.Second)
-	g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceShort))
+	t.Errorf("not begun for 25 minutes: %s", h.waits())
 }
 
 // TestPodsThatComeAndGoFailNoDemand: each is reported at once and has what no change destroys. What has not begun after 20 s counts as failed.
 func TestPodsThatComeAndGoFailNoDemand(t *testing.T) {
-	g, c := NewWithT(t), largeOf(t, []sim.Model{sim.A100, sim.A100}, "n0")
+	c := largeOf(t, []sim.Model{sim.A100, sim.A100}, "n0")
 	h := c.hosts["n0"]
 	busy := h.devices()[1]
 	c.waits("7g.40gb", 0)
@@ -109,7 +74,7 @@ func TestPodsThatComeAndGoFailNoDemand(t *testing.T) {
 		c.end(h, name)
 		c.version["n0"]++
 	}
-	g.Expect(h.GPU.Status.Demand).To(BeEmpty(), "in 10 minutes: %s", h.waits())
+	t.Errorf("not made in 10 minutes: %s", h.waits())
 }
 
 // TestPodsThatTolerateTheTaintKeepNoNodeTainted: they come and go on a GPU that stays as it is, and each is reported at once. rollout.drain has a

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -172,22 +173,30 @@ func TestMIGModeHidesNoIntervalOfTheOperator(t *testing.T) {
 	}
 }
 
+// movedFromInterval is a node of which the operator had set the time slices, and which NVIDIA's DRA driver serves now, with the gate
+// TimeSlicingSettings or without, under a policy that asks for none.
+func movedFromInterval(t *testing.T, gate bool) (*WithT, *site, *host) {
+	t.Helper()
+	g := NewWithT(t)
+	c := newSite()
+	h := c.add("a", sim.A100)
+	h.found(gpu.TimeSliceMedium)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", interval(v1alpha1.TimeSliceIntervalLong))}
+	c.run(200)
+	g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceLong))
+	c.switchOver(h, true)
+	h.driver.slices, h.SetsTimeSlices = gate, gate
+	c.tick(time.Second)
+	c.setSharing(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+	isUpToDate(g, c.during(20*time.Minute, 10*time.Second).Nodes[0])
+	return g, c, h
+}
+
 // TestTheDRADriverInheritsNoInterval: it sets time slices with a feature gate alone, so without it the operator restores its own.
 func TestTheDRADriverInheritsNoInterval(t *testing.T) {
 	for name, gate := range map[string]bool{"nobody else sets it": false, "the driver sets it": true} {
 		t.Run(name, func(t *testing.T) {
-			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100)
-			h.found(gpu.TimeSliceMedium)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", interval(v1alpha1.TimeSliceIntervalLong))}
-			c.run(200)
-			g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceLong))
-			c.switchOver(h, true)
-			h.driver.slices, h.SetsTimeSlices = gate, gate
-			c.tick(time.Second)
-			c.setSharing(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
-			isUpToDate(g, c.during(20*time.Minute, 10*time.Second).Nodes[0])
+			g, c, h := movedFromInterval(t, gate)
 			want := gpu.TimeSliceMedium
 			if gate {
 				want = gpu.TimeSliceLong
@@ -201,4 +210,15 @@ func TestTheDRADriverInheritsNoInterval(t *testing.T) {
 			g.Expect(h.slices()).To(HaveEach(want))
 		})
 	}
+}
+
+// TestADriverThatIsReplacedSetsTimeSlicesAllTheSame: for 30 s only what it has published tells of it.
+func TestADriverThatIsReplacedSetsTimeSlicesAllTheSame(t *testing.T) {
+	g, c, h := movedFromInterval(t, true)
+	h.found(gpu.TimeSliceShort) // the driver, for a claim whose pod runs
+	h.driver.serves, h.SetsTimeSlices, h.DRA = false, false, "ResourceSlice a"
+	h.driver.gone = c.Now
+	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.DRA })
+	c.during(15*time.Second, time.Second)
+	g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceShort))
 }
