@@ -105,17 +105,23 @@ func evictionReason(v *View, b plan.Blocker) string {
 // its way whichever of them the pod holds.
 func needsAllIdle(v *View) bool {
 	others := func(d gpu.Device) bool { return !cluster.Lists(v.Target.Devices, d.UUID) } // those are waited for
-	steps, whole := v.AgentSteps(), slices.Concat(slices.DeleteFunc(v.EndingNVIDIAMPS(), others), managerClears(v))
+	frees := frees(v, slices.DeleteFunc(v.EndingNVIDIAMPS(), others))
 	for _, d := range v.Devices {
-		frees := func(instance int) bool {
-			return OnlyRebootLeft(v) || slices.ContainsFunc(whole, func(o gpu.Device) bool { return o.UUID == d.UUID }) ||
-				slices.ContainsFunc(steps, func(s plan.Step) bool { return plan.Blocks(s, d.UUID, instance) })
-		}
-		if !d.State.MIG && !frees(gpu.WholeGPU) || slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return !frees(i.ID) }) {
+		stays := func(i gpu.Instance) bool { return !frees(d.UUID, i.ID) }
+		if !d.State.MIG && !frees(d.UUID, gpu.WholeGPU) || slices.ContainsFunc(d.State.Instances, stays) {
 			return false
 		}
 	}
 	return true
+}
+
+// frees tells whether the change needs a GPU or an instance idle. NVIDIA's MPS daemon ends on some GPUs for it.
+func frees(v *View, ending []gpu.Device) func(uuid string, instance int) bool {
+	steps, whole := v.AgentSteps(), slices.Concat(ending, managerClears(v))
+	return func(uuid string, instance int) bool {
+		return OnlyRebootLeft(v) || slices.ContainsFunc(whole, func(d gpu.Device) bool { return d.UUID == uuid }) ||
+			slices.ContainsFunc(steps, func(s plan.Step) bool { return plan.Blocks(s, uuid, instance) })
+	}
 }
 
 // schedulingRace is how long after a taint a scheduler may bind a pod for which it had chosen the node before.
@@ -155,11 +161,12 @@ func claimUnknown(v *View, p *cluster.Pod) bool {
 }
 
 // justBoundPod is a pod that asks for a GPU and was bound to the node so recently that the agent may not have reported
-// what it holds, and for how long it has been there.
+// what it holds, and for how long it has been there. Where the agent reports a pod of that name, what that has is waited for in any case, so this one
+// matters only where it may be given something else that the change takes.
 func justBoundPod(v *View) (name string, age time.Duration) {
 	for i := range v.Node.Pods {
 		p := &v.Node.Pods[i]
-		if p.GPU && p.Claim == "" && !p.Terminating && justCame(v, p) && !podReported(v, p) {
+		if p.GPU && p.Claim == "" && !p.Terminating && justCame(v, p) && !podReported(v, p) && (reportedOf(v, p) == 0 || mayBeGiven(v, p)) {
 			return p.Namespace + "/" + p.Name, sinceCame(v, p)
 		}
 	}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
@@ -60,12 +59,19 @@ func addJustBound(v *View) {
 	}
 }
 
-// mayBeGiven reports whether a pod asks for instances of which a step destroys one.
+// mayBeGiven reports whether a pod asks for instances of which the change takes one, or for whole GPUs, as an instance is called too under the MIG
+// strategy single: none of those goes for pods that wait.
 func mayBeGiven(v *View, p *cluster.Pod) bool {
-	return slices.ContainsFunc(v.Devices, func(d gpu.Device) bool {
-		return slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool {
-			return p.Requests[plan.ResourceOf(i.Profile)] > 0 &&
-				slices.ContainsFunc(v.Steps, func(s plan.Step) bool { return plan.Blocks(s, d.UUID, i.ID) })
-		})
-	})
+	taken, frees := map[string]bool{}, frees(v, v.EndingNVIDIAMPS())
+	for _, d := range v.Devices {
+		for _, i := range d.State.Instances {
+			taken[plan.ResourceOf(i.Profile)] = taken[plan.ResourceOf(i.Profile)] || frees(d.UUID, i.ID)
+		}
+	}
+	for name, count := range p.Requests {
+		if takes, isInstance := taken[name]; count > 0 && (takes || !isInstance && !v.ForDemand) {
+			return true
+		}
+	}
+	return p.Requests == nil && !v.ForDemand
 }

@@ -5,6 +5,7 @@ package rollout_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -113,4 +114,24 @@ func TestWhatABoundPodMayBeGivenIsNoReboot(t *testing.T) {
 	}
 	g.Expect(h.waits()).To(ContainSubstring("pod user/p"))
 	g.Expect(h.waits()).NotTo(ContainSubstring("reboot"))
+}
+
+// TestAPodThatHasJustComeHoldsUpOnlyWhatItMayBeGiven, if the agent reports one of its name: which may be a former one.
+func TestAPodThatHasJustComeHoldsUpOnlyWhatItMayBeGiven(t *testing.T) {
+	for resource, waits := range map[string]bool{"nvidia.com/mig-3g.20gb": false, "nvidia.com/mig-2g.10gb": true, "nvidia.com/gpu": true} {
+		t.Run(resource, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(onGPUs(0), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("3g.20gb", 1), count("2g.10gb", 2)) })
+			c.run(100)
+			at := slices.IndexFunc(h.devices()[0].State.Instances, func(i gpu.Instance) bool { return i.Profile == "3g.20gb" })
+			c.hold(h, "db-0", 0, h.devices()[0].State.Instances[at].ID)
+			p := &h.Pods[len(h.Pods)-1]
+			p.Controller, p.Requests = "StatefulSet", map[string]int64{resource: 1}
+			c.Policies[0].Spec.Sharing = mig(count("3g.20gb", 1), count("1g.5gb", 4))
+			c.during(15*time.Second, time.Second)
+			g.Expect(len(h.devices()[0].State.Instances)).To(Equal(map[bool]int{false: 5, true: 3}[waits]), h.waits())
+			c.during(15*time.Second, time.Second)
+			g.Expect(h.devices()[0].State.Instances).To(HaveLen(5), h.waits())
+		})
+	}
 }
