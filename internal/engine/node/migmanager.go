@@ -247,7 +247,7 @@ func managerReturns(v *View, r Result) Result {
 	case gone && v.Tainted():
 		r.Message = "waiting until NVIDIA's mig-manager, which has no pod on the node, comes back to apply " +
 			v.Node.GPU.Spec.MIGConfigName
-		patch, stops := stopPatch(v)
+		patch, stops := stopPatch(v, cluster.DeployLabels())
 		plugins := operandPods(v, cluster.DeployLabels()[0])
 		switch {
 		case stops:

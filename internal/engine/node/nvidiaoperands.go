@@ -18,12 +18,22 @@ import (
 //
 //	stopPatch → they end → the GPUs are changed → startPatch, with the MIG instances that the device plugin will see
 
-// stopPatch is the patch that stops those of NVIDIA's operands that run, and records them. Those that join do
+// mustStop are the deploy labels of those of NVIDIA's operands that stand in the way of the change. Its device plugin and GFD hold no instance (nos, and
+// NVIDIA's own DRA driver, destroy them beside it), and until a plugin that was stopped is back its kubelet publishes twice: pods that wait do not wait for
+// that too. Where the node is to offer as many of each as now, nothing would tell when the plugin that goes on has looked again, so there it stops.
+func mustStop(v *View) []string {
+	if v.ForDemand && len(advertisedDifferences(v)) > 0 {
+		return cluster.DeployLabels()[2:]
+	}
+	return cluster.DeployLabels()
+}
+
+// stopPatch is the patch that stops those of some of NVIDIA's operands that run, and records them. Those that join do
 // not begin its time anew.
-func stopPatch(v *View) (patch action.PatchNode, stops bool) {
+func stopPatch(v *View, deploy []string) (patch action.PatchNode, stops bool) {
 	patch = v.Patch("stopping NVIDIA's operands")
 	recorded := append(StoppedByOperator(v), stoppedUnderneath(v)...)
-	for _, name := range cluster.DeployLabels() {
+	for _, name := range deploy {
 		if v.Node.Labels[name] == "true" {
 			patch.Labels[name] = new(cluster.StoppedValue)
 			recorded = append(recorded, name)
@@ -79,7 +89,7 @@ func keepPluginAway(v *View) (patch action.PatchNode, stops bool) {
 	if !agentMakesInstances(v) || v.Node.Labels[cluster.DeployLabels()[0]] != "true" {
 		return action.PatchNode{}, false
 	}
-	return stopPatch(v)
+	return stopPatch(v, cluster.DeployLabels())
 }
 
 // keepsOperandsStopped reports whether NVIDIA's operands have to stay stopped until the driver is replaced.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
@@ -22,14 +21,14 @@ func awaitOperandsStopped(v *View) (Result, bool) {
 		return Result{}, false
 	}
 	r := Result{State: StoppingOperands, Reason: v1alpha1.ReasonStoppingOperands, Next: withSlot(v)}
-	for _, name := range cluster.DeployLabels() {
+	for _, name := range mustStop(v) {
 		value := v.Node.Labels[name]
 		if value != "" && value != "true" && value != "false" && !slices.Contains(StoppedByOperator(v), name) {
 			r.Message = fmt.Sprintf("another controller has set %s=%s; waiting until it is true or false again", name, value)
 			return r, true
 		}
 	}
-	if patch, stops := stopPatch(v); stops {
+	if patch, stops := stopPatch(v, mustStop(v)); stops {
 		r.Message, r.Next = "stopping NVIDIA's operands, which must close their handles", withSlot(v, patch)
 		return r, true
 	}

@@ -380,7 +380,7 @@ func (c *applied) admit() {
 		}
 		index, instance := c.free(h, b.resource)
 		if instance < 0 {
-			c.breaks(!c.edited && h.broken == nil && !c.hasBooted(h), "6: the kubelet of %s rejects pod %s, which asks for %s", b.node, name, b.resource)
+			c.breaks(!c.edited && h.broken == nil && !c.hasBooted(h), "6: the kubelet of %s rejects pod %s, which asks for %s, or gives it an instance that is gone", b.node, name, b.resource)
 			h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name })
 			continue
 		}
@@ -391,17 +391,12 @@ func (c *applied) admit() {
 	}
 }
 
-// free is an instance that the kubelet may give; negative: there is none, or not any more.
+// free is an instance of those that the plugin listed, of which the kubelet gives any that no pod has; negative: there is none, or that one is gone.
 func (c *applied) free(h *host, of string) (index, instance int) {
 	var list [][2]int
-	if h.Allocatable[of] == 0 {
-		return 0, -1
-	}
-	for at, d := range h.devices() {
-		for _, i := range d.State.Instances {
-			if plan.ResourceOf(i.Profile) == of && !d.InUse(i.ID) && slices.Contains(h.plugin.uuids, i.UUID) {
-				list = append(list, [2]int{at, i.ID})
-			}
+	for _, uuid := range h.plugin.uuids {
+		if at := h.place(uuid); h.plugin.kinds[uuid] == of && h.Allocatable[of] > 0 && (at[1] < 0 || !h.devices()[at[0]].InUse(at[1])) {
+			list = append(list, at)
 		}
 	}
 	if len(list) == 0 {
@@ -409,6 +404,18 @@ func (c *applied) free(h *host, of string) (index, instance int) {
 	}
 	chosen := list[c.random.IntN(len(list))]
 	return chosen[0], chosen[1]
+}
+
+// place is the index of the GPU that has an instance, and its ID; negative: it is gone.
+func (h *host) place(uuid string) [2]int {
+	for at, d := range h.devices() {
+		for _, i := range d.State.Instances {
+			if i.UUID == uuid {
+				return [2]int{at, i.ID}
+			}
+		}
+	}
+	return [2]int{0, -1}
 }
 
 // decides is a reconcile of the demand controller, which may end before it has written everything. It reads what others have as well, and must not change it.

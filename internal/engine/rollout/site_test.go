@@ -124,6 +124,7 @@ type host struct {
 		projected time.Time            // when it last was
 		running   bool
 		uuids     []string             // of the MIG instances that it advertises
+		kinds     map[string]string    // the resources of these, and of those that it advertised before
 		shown     []string             // of those that the GPUNode showed lately
 		early     bool                 // it looked at its instances before the GPUNode showed them
 		gone      map[string]time.Time // since when the kubelet has no plugin for a resource that it lists
@@ -168,7 +169,7 @@ func (c *site) add(name string, models ...sim.Model) *host {
 			"kubernetes.io/hostname": name, pluginLabel: "true", gfdLabel: "true", v1alpha1.LabelRunsAgent: "true",
 		},
 	}
-	h.plugin.synced, h.plugin.gone = map[string]time.Time{}, map[string]time.Time{}
+	h.plugin.synced, h.plugin.gone, h.plugin.kinds = map[string]time.Time{}, map[string]time.Time{}, map[string]string{}
 	c.makeGPUNode(h)
 	c.hosts[name] = h
 	c.settle(h)
@@ -771,6 +772,11 @@ func (c *site) advertise(h *host) {
 	}
 	c.offer(h, files[key])
 	h.plugin.uuids = h.instances()
+	for _, d := range h.devices() {
+		for _, i := range d.State.Instances {
+			h.plugin.kinds[i.UUID] = plan.ResourceOf(i.Profile)
+		}
+	}
 	h.plugin.early = !slices.Equal(slices.Sorted(slices.Values(h.plugin.uuids)), slices.Sorted(slices.Values(h.plugin.shown)))
 }
 
