@@ -10,6 +10,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
@@ -74,6 +75,29 @@ func TestDCGMSeesTheInstancesThatAreThere(t *testing.T) {
 	w.run(90)
 	h.leftNothing(g)
 	g.Expect(h.GPU.Spec).To(BeZero())
+}
+
+// TestTheDevicePluginGoesOnWhileInstancesAreMadeForPodsThatWait: it holds none, unlike DCGM. Where the node is to offer as many of each as before, it
+// stops: nothing would tell when it has looked again.
+func TestTheDevicePluginGoesOnWhileInstancesAreMadeForPodsThatWait(t *testing.T) {
+	g, c := NewWithT(t), largeOf(t, []sim.Model{sim.A100, sim.A100}, "n0")
+	h := c.hosts["n0"].monitored()
+	follow := func(index int) (plugin string) {
+		h.GPU.Status.Demand = []v1alpha1.GPUDemand{{UUID: h.devices()[index].UUID, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}, SinceTime: metav1.NewTime(c.Now)}}
+		c.version["n0"]++
+		for range 320 {
+			c.acts()
+			c.passes(time.Second)
+		}
+		g.Expect(h.Taints).To(BeEmpty(), h.waits())
+		g.Expect(h.devices()[index].State.Instances).To(ConsistOf(HaveField("Profile", "7g.40gb")))
+		g.Expect(h.dcgm[h.of(exporterLabel).UID]).To(ConsistOf(h.instances()))
+		return h.of(pluginLabel).UID
+	}
+	before := h.of(pluginLabel).UID
+	g.Expect(follow(0)).To(Equal(before))
+	g.Expect(follow(1)).NotTo(Equal(before), "another GPU is what this one was, and the other way round")
+	g.Expect(c.broken).To(BeEmpty())
 }
 
 // TestDCGMIsAwayWhereTheGPUOperatorRunsNoDevicePlugin: NVIDIA's DRA driver is installed beside a GPU Operator whose
