@@ -1,0 +1,44 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+)
+
+// asks lets the change of a node for a pod come to where the agent is asked.
+func (c *applied) asks(h *host) {
+	was := h.GPU.Generation
+	for range 100 {
+		c.schedule()
+		c.admit()
+		c.decides()
+		if c.acts(); h.GPU.Generation != was {
+			return
+		}
+		c.passes(time.Second)
+	}
+	c.t.Fatal("the agent is not asked: ", strings.Join(c.told, "\n"))
+}
+
+// TestANodeWhoseAgentIsLostInTheMiddleOffersNoInstanceThatIsGone: the agent has destroyed what the device plugin, which goes on, listed, and dies before it
+// reports. Once the slot has expired the node takes pods again.
+func TestANodeWhoseAgentIsLostInTheMiddleOffersNoInstanceThatIsGone(t *testing.T) {
+	g, c := NewWithT(t), largeOn(t, "n0")
+	h := c.hosts["n0"]
+	c.waits("7g.40gb", 0)
+	c.asks(h)
+	h.converge()
+	h.AgentReady = false
+	c.waiting = nil
+	c.waits("3g.20gb", 0)
+	for range 720 {
+		c.steps(5 * time.Second)
+	}
+	g.Expect(c.broken).To(BeEmpty(), strings.Join(c.told, "\n"))
+}
