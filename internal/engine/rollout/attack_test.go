@@ -9,6 +9,8 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 )
 
 // asks lets the change of a node for a pod come to where the agent is asked.
@@ -39,6 +41,30 @@ func TestANodeWhoseAgentIsLostInTheMiddleOffersNoInstanceThatIsGone(t *testing.T
 	c.waits("3g.20gb", 0)
 	for range 720 {
 		c.steps(5 * time.Second)
+	}
+	g.Expect(c.broken).To(BeEmpty(), strings.Join(c.told, "\n"))
+}
+
+// TestAPodThatToleratesEverythingOpensNoNodeInTheMiddle: it is bound while the agent destroys the instances, and the taint goes while the device plugin
+// still lists what is gone.
+func TestAPodThatToleratesEverythingOpensNoNodeInTheMiddle(t *testing.T) {
+	g, c := NewWithT(t), largeOn(t, "n0")
+	h := c.hosts["n0"]
+	c.waits("7g.40gb", 0)
+	c.asks(h)
+	h.converge() // it reports a moment later
+	h.lags = true
+	h.Pods = append(h.Pods, cluster.Pod{
+		Namespace: "user", Name: "tolerates", UID: "tolerates", Controller: "ReplicaSet", GPU: true, Tolerates: true, Scheduled: c.Now, Requests: map[string]int64{"nvidia.com/mig-3g.20gb": 1},
+	})
+	c.version["n0"]++
+	c.waits("3g.20gb", 0) // of another tenant
+	for range 5 {
+		c.step()
+	}
+	h.lags = false
+	for range 60 {
+		c.step()
 	}
 	g.Expect(c.broken).To(BeEmpty(), strings.Join(c.told, "\n"))
 }
