@@ -24,6 +24,9 @@ func drainAndStop(v *View, targetInSpec bool) Result {
 	switch {
 	case mustRemoveNVIDIAMPS(v) && v.TargetIsLastGood() && mpsLabelRemaining(v) > 0:
 		return leaveToNVIDIAMPS(v)
+	case blocked && tainted && targetInSpec && v.ForDemand && BusyFor(v) > 0: // who came in spite of the taint changes nothing of what the agent does
+		r.Reason, r.Message, r.After = v1alpha1.ReasonGPUInUse, agentMessage(v, "waiting for the agent; in use now: "+describeBlockers(v)), BusyFor(v)
+		return r
 	case blocked && v.DrainMode() == v1alpha1.DrainModeNever:
 		r.Reason, r.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+describeBlockers(v)
 		r.Next = atOnce(append(RestoreScheduling(v, "the node is in use"), interruptedByUsers(v, targetInSpec)...)...)

@@ -4,11 +4,14 @@
 package node
 
 import (
+	"slices"
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 )
 
 // awaitUntainted removes our taint.
@@ -55,6 +58,34 @@ func RestoreScheduling(v *View, why string) []action.Action {
 		actions = append(actions, patch)
 	}
 	return actions
+}
+
+// LooksFirst is what is done in the place of actions that let pods come to the node again, where its device plugin, which goes on through changes for
+// pods that wait (mustStop), may list instances that are gone: it stops first, until the node offers none of them, or has not ended in time. It looks
+// again when it starts.
+func LooksFirst(v *View, actions []action.Action) (first []action.Action, remaining time.Duration, is bool) {
+	if !slices.ContainsFunc(actions, action.Frees) || !mayListGone(v) {
+		return nil, 0, false
+	}
+	plugin := cluster.DeployLabels()[:1]
+	if patch, stops := stopPatch(v, plugin); stops {
+		patch.Why = "stopping NVIDIA's device plugin, which may list MIG instances that are gone"
+		return []action.Action{patch}, 0, true
+	}
+	remaining = v.Node.MarkedAtWorkSince.Add(timing.StopTimeout).Sub(v.Snapshot.Now)
+	waits := slices.Contains(StoppedByOperator(v), plugin[0]) && (len(pluginPodUIDs(v)) > 0 || !AdvertisesNoGPU(v))
+	return nil, remaining, waits && remaining > 0
+}
+
+// mayListGone reports whether the device plugin of a node on demand may list instances that are gone: the agent has been asked for others, and has not
+// reported those that the plugin has seen.
+func mayListGone(v *View) bool {
+	if !v.ByGPUOperator() || v.Node.GPU.Spec.OnDemand != v1alpha1.OnDemandModeApply {
+		return false
+	}
+	seen, leaving := enumeratedInstances(v)
+	applied := condition.IsTrueAt(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied, v.Node.GPU.Generation)
+	return !applied || hashOfInstances(v) != seen || slices.ContainsFunc(leaving, func(uid string) bool { return slices.Contains(pluginPodUIDs(v), uid) })
 }
 
 // restoreSchedulingUnlessBusy is RestoreScheduling unless the agent is at work on an earlier desired state, which holds

@@ -20,6 +20,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
@@ -127,6 +128,9 @@ func pace(s *cluster.Snapshot, g *Group) {
 	paceGroup(g, s)
 	for _, nodes := range [][]*member{g.Members, g.Leaving, g.Unaffected} {
 		for _, m := range nodes {
+			if first, in, is := node.LooksFirst(m.View, m.Actions); is {
+				m.Actions, m.CachedState, m.After = first, nil, timing.Sooner(m.After, in)
+			}
 			withholdRepeats(m, s)
 		}
 	}
