@@ -77,10 +77,10 @@ func TestRepartition(t *testing.T) {
 			<-time.After(every)
 			continue
 		}
-		f.Eventually(func() int { return s.running() }, patience, pollEvery).Should(BeNumerically(">", i), name)
+		f.Eventually(s.running, patience, pollEvery).Should(BeNumerically(">", i), s.why)
 		<-time.After(rand.N(10 * time.Second)) // or each would come when a kubelet has just published
 	}
-	f.Eventually(s.running, patience, pollEvery).Should(Equal(count))
+	f.Eventually(s.running, patience, pollEvery).Should(Equal(count), s.why)
 	s.print(count, every)
 }
 
@@ -127,6 +127,28 @@ func (s *stopwatch) running() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.pods)
+}
+
+// why is why pods do not run.
+func (s *stopwatch) why() (text string) {
+	policies, nodes, pods := &v1alpha1.GPUSharingPolicyList{}, &v1alpha1.GPUNodeList{}, &corev1.PodList{}
+	for _, list := range []client.ObjectList{policies, nodes, pods} {
+		s.Expect(s.client.List(s.t.Context(), list)).To(Succeed())
+	}
+	for i := range policies.Items {
+		text += fmt.Sprintf("%+v %+v\n", policies.Items[i].Status.Pending, policies.Items[i].Status.OnDemand)
+	}
+	for i := range nodes.Items {
+		if r := nodes.Items[i].Status.Rollout; r.State != "UpToDate" {
+			text += fmt.Sprintf("%s: %+v %+v %+v\n", nodes.Items[i].Name, r, nodes.Items[i].Status.Demand, nodes.Items[i].Status.Conditions)
+		}
+	}
+	for i := range pods.Items {
+		if p := &pods.Items[i]; p.Status.Phase != corev1.PodRunning {
+			text += fmt.Sprintf("%s/%s on %q: %+v\n", p.Namespace, p.Name, p.Spec.NodeName, p.Status)
+		}
+	}
+	return text
 }
 
 // startScheduler starts kube-scheduler.
