@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -67,4 +68,27 @@ func TestAPodThatToleratesEverythingOpensNoNodeInTheMiddle(t *testing.T) {
 		c.step()
 	}
 	g.Expect(c.broken).To(BeEmpty(), strings.Join(c.told, "\n"))
+}
+
+// TestPodsThatAreNeverReportedFailNoDemand: a tenant binds them itself (spec.nodeName) and they ask for a resource that the node never had, which its kubelet
+// lets pass (kubernetes pkg/kubelet/lifecycle/predicate.go, removeMissingExtendedResources). So they have nothing that the change takes.
+func TestPodsThatAreNeverReportedFailNoDemand(t *testing.T) {
+	c := largeOn(t, "n0")
+	h := c.hosts["n0"]
+	c.waits("7g.40gb", 0)
+	for n := range 40 {
+		name := fmt.Sprint("job-", n)
+		h.Pods = append(h.Pods, cluster.Pod{
+			Namespace: "user", Name: name, UID: name, Controller: "Job", GPU: true, Tolerates: true, Scheduled: c.Now, Requests: map[string]int64{"nvidia.com/mig-1g.10gb": 1},
+		})
+		c.version["n0"]++
+		for range 15 {
+			c.step()
+		}
+		if len(h.devices()[0].State.Instances) == 1 {
+			return
+		}
+		c.end(h, name)
+	}
+	t.Errorf("not made in 10 minutes: %s; %v", h.waits(), says(h.GPU.Status.Demand))
 }
