@@ -166,7 +166,7 @@ func claimUnknown(v *View, p *cluster.Pod) bool {
 func justBoundPod(v *View) (name string, age time.Duration) {
 	for i := range v.Node.Pods {
 		p := &v.Node.Pods[i]
-		if p.GPU && p.Claim == "" && !p.Terminating && justCame(v, p) && !podReported(v, p) && (reportedOf(v, p) == 0 || mayBeGiven(v, p)) {
+		if p.GPU && p.Claim == "" && !p.Terminating && justCame(v, p) && !podReported(v, p) && (reportedOf(v, p) == 0 && !v.ForDemand || mayBeGiven(v, p)) {
 			return p.Namespace + "/" + p.Name, sinceCame(v, p)
 		}
 	}
