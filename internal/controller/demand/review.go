@@ -231,6 +231,15 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 	r.nodes = append(r.nodes, n)
 	r.noteMost(r.pool.GPUs[from:])
 	r.promise(n, devices, r.pool.GPUs[from:], now)
+	cordoned := func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnschedulable }
+	if !n.IsLost() && !slices.ContainsFunc(n.Taints, cordoned) {
+		return
+	}
+	for _, g := range r.pool.GPUs[from:] {
+		for i := range g.Instances {
+			g.Instances[i].Holder = cmp.Or(g.Instances[i].Holder, "a node that takes no pods") // nothing of it is a reserve
+		}
+	}
 }
 
 // layout is one of a policy, on GPUs that can hold the same.
