@@ -22,10 +22,11 @@ import (
 type Study struct {
 	// Base is added to each seed.
 	Base uint64
+	// First is the seed of the first history; 0: they are of both halves.
+	First uint64
 
 	short       bool // failures are reported in a line
 	began       time.Time
-	first       uint64        // seed; 0: the histories are of both halves
 	count       uint64        // so many histories
 	lasts       time.Duration // and as many as fit in this time
 	most        int           // failures
@@ -38,7 +39,7 @@ type Study struct {
 func NewStudy(t *testing.T, prefix string, usual, atLeast uint64) *Study {
 	t.Helper()
 	s := &Study{
-		began: time.Now(), first: number(t, prefix+"_FROM", 0), count: number(t, prefix, usual), most: int(number(t, prefix+"_BREAKS", 3)),
+		began: time.Now(), First: number(t, prefix+"_FROM", 0), count: number(t, prefix, usual), most: int(number(t, prefix+"_BREAKS", 3)),
 		short: os.Getenv(prefix+"_BREAKS") != "", broken: map[uint64]string{},
 	}
 	if text := os.Getenv(prefix + "_FOR"); text != "" && os.Getenv(prefix) == "" {
@@ -65,8 +66,8 @@ func (s *Study) Next() (seed uint64, more bool) {
 // seed is the seed of the history number n, from 0.
 func (s *Study) seed(n uint64) uint64 {
 	switch {
-	case s.first > 0:
-		return s.first + n
+	case s.First > 0:
+		return s.First + n
 	case n%2 == 0:
 		return 1 + n/2
 	}
@@ -88,8 +89,8 @@ func (s *Study) Report(t *testing.T) {
 	t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	from := fmt.Sprint(s.first)
-	if s.first == 0 {
+	from := fmt.Sprint(s.First)
+	if s.First == 0 {
 		from = fmt.Sprintf("1, every other one from %d,", Late)
 	}
 	t.Logf("%d histories from seed %s in %s", s.done, from, time.Since(s.began).Round(time.Second))

@@ -16,27 +16,40 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
-// converge is the agent's reconcile over the spec.
-func (h *host) converge() {
+// planned is what the agent has left to do.
+type planned struct {
+	devices []gpu.Device
+	steps   []plan.Step
+	err     error
+}
+
+func (h *host) plans() *planned {
+	p := planned{devices: h.devices()}
+	p.steps, p.err = plan.Node(h.allowed(p.devices), p.devices)
+	return &p
+}
+
+// converge is the agent's reconcile over the spec. It returns what it has planned last, if it is at work.
+func (h *host) converge() *planned {
 	if !h.AgentReady || h.lags || h.blind() || h.GPU.Spec.MIGConfigName != "" || h.now.Sub(h.upgrade.returned) < resetTime {
-		return
+		return nil
 	}
 	h.required = h.required && h.stillPending()
 	failed := map[string]bool{} // GPUs whose steps have ended early
 	for {
-		devices := h.devices()
-		steps, err := plan.Node(h.allowed(devices), devices)
+		p := h.plans()
+		steps := p.steps
 		if h.GPU.Spec.MIGActuator == v1alpha1.MIGActuatorMIGManager {
 			steps = plan.WithoutMIG(steps)
 		}
 		at := slices.IndexFunc(steps, func(s plan.Step) bool { return !failed[s.Device()] })
-		if err != nil || at < 0 {
-			return
+		if p.err != nil || at < 0 {
+			return p
 		}
 		step := steps[at]
 		held := step.Closes() && slices.ContainsFunc(h.Pods, playedBy(pluginLabel))
-		if held || h.leaked(step) || len(plan.Blockers(step, devices)) > 0 {
-			return
+		if held || h.leaked(step) || len(plan.Blockers(step, p.devices)) > 0 {
+			return p
 		}
 		h.done = append(h.done, step.String())
 		if err := step.Do(context.Background(), plan.Tools{Hardware: h.hardware, MPS: h}); err != nil {
@@ -57,7 +70,9 @@ func (h *host) allowed(devices []gpu.Device) []v1alpha1.DeviceSpec {
 }
 
 // report is the agent's status of the node.
-func (h *host) report() {
+func (h *host) report() { h.reports(nil) }
+
+func (h *host) reports(p *planned) {
 	if !h.AgentReady || h.lags || h.blind() {
 		return
 	}
@@ -65,21 +80,22 @@ func (h *host) report() {
 		h.reportAside()
 		return
 	}
-	devices := h.devices()
+	if p == nil {
+		p = h.plans()
+	}
 	applied := metav1.Condition{
 		Type: v1alpha1.ConditionApplied, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonApplied, ObservedGeneration: h.GPU.Generation,
 	}
-	steps, err := plan.Node(h.allowed(devices), devices)
 	h.GPU.Status.Conditions = rollout.ReportedStatus(h.GPU.Status).Conditions
-	if err != nil || len(steps) > 0 || !h.same(devices) {
+	if p.err != nil || len(p.steps) > 0 || !h.same(p.devices) {
 		applied.Status, applied.Reason, applied.Message = metav1.ConditionFalse, v1alpha1.ReasonStepFailed, "it is tried again"
 	}
 	h.GPU.Status.CanReboot, h.GPU.Status.BootID = h.canReboot, h.bootID()
 	h.reportReboot()
-	if err != nil {
+	if p.err != nil {
 		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, metav1.Condition{
 			Type: v1alpha1.ConditionApplyStalled, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonLayoutDoesNotFit,
-			Message: err.Error(), ObservedGeneration: h.GPU.Generation,
+			Message: p.err.Error(), ObservedGeneration: h.GPU.Generation,
 		})
 	}
 	h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, applied, metav1.Condition{
@@ -94,7 +110,7 @@ func (h *host) report() {
 		}
 		h.GPU.Status.Conditions = append(h.GPU.Status.Conditions, limited)
 	}
-	h.GPU.Status.Devices = plan.Reported(devices)
+	h.GPU.Status.Devices = plan.Reported(p.devices)
 }
 
 // same reports whether the GPUs match the desired state; with nothing left to do for the agent they may still wait for

@@ -12,6 +12,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -89,6 +90,9 @@ func values(to []byte, v reflect.Value) []byte {
 		}
 		return append(to, ']')
 	case reflect.Map:
+		if v.Len() == 0 {
+			return append(to, "{}"...)
+		}
 		names := map[string]reflect.Value{}
 		for _, key := range v.MapKeys() {
 			names[fmt.Sprint(key.Interface())] = v.MapIndex(key)
@@ -102,6 +106,8 @@ func values(to []byte, v reflect.Value) []byte {
 		return fields(to, v)
 	case reflect.String:
 		return append(append(to, v.String()...), ';')
+	case reflect.Bool:
+		return append(strconv.AppendBool(to, v.Bool()), ';')
 	}
 	return fmt.Appendf(to, "%v;", v.Interface())
 }
@@ -115,8 +121,8 @@ func fields(to []byte, v reflect.Value) []byte {
 	}
 	to = append(to, '(')
 	for i := range v.NumField() {
-		if v.Type().Field(i).IsExported() {
-			to = values(to, v.Field(i))
+		if field := v.Field(i); field.CanInterface() {
+			to = values(to, field)
 		}
 	}
 	return append(to, ')')

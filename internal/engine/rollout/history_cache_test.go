@@ -114,7 +114,7 @@ func (c *run) known() cluster.Snapshot {
 		n.Features = c.cache.features[name]
 		if h := c.hosts[name]; h == nil || !h.withoutGPUNode {
 			n.GPU = c.cache.gpus[name]
-			snapshot.Nodes = append(snapshot.Nodes, c.reads.joined(n)) // as NodeOf joins a Node and its GPUNode
+			snapshot.Nodes = append(snapshot.Nodes, c.reads.joined(&n)) // as NodeOf joins a Node and its GPUNode
 		} else if n.Annotations[v1alpha1.AnnotationBaseline] != "" {
 			n = n.WithCopy(&v1alpha1.GPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}})
 			n.NoGPUNode = true

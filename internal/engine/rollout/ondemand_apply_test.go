@@ -12,8 +12,8 @@ import (
 	"os"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,6 +31,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
 
 // applied is a miniature with MIG on demand in mode Apply: beside the operator it has tenants with pods that wait, a scheduler, and a kubelet that
@@ -1029,38 +1030,35 @@ func (c *applied) counts() {
 	}
 }
 
-// TestHistoriesOfDemand plays random histories with MIG on demand. DEMAND_HISTORIES=10000 plays more, DEMAND_HISTORY=7 one, or so many from
-// that on; HISTORIES_DIGEST=1 logs a digest of each.
+// TestHistoriesOfDemand plays random histories with MIG on demand. DEMAND_HISTORY=7 plays one; DEMAND_HISTORIES=10000 more, from seed
+// DEMAND_HISTORIES_FROM on, until DEMAND_HISTORIES_BREAKS have failed; HISTORIES_DIGEST=1 logs a digest of each.
 func TestHistoriesOfDemand(t *testing.T) {
-	g := NewWithT(t)
-	from, count := uint64(1), uint64(20)
-	if n, err := strconv.ParseUint(os.Getenv("DEMAND_HISTORY"), 10, 64); err == nil {
-		from, count = n, 1
+	var played, repartitioned atomic.Uint64
+	stage := history.Stage{
+		Prefix: "DEMAND_", Test: "./internal/engine/rollout -run TestHistoriesOfDemand$", Whole: true, Kinds: []string{"chance"},
+		Of: func(seed uint64) history.History { return history.History{Seed: seed} },
+		Play: func(h history.History, _ bool) (broken string, told []string) {
+			c := newApplied(t, h.Seed)
+			if c.broken == "" {
+				c.played(40)
+			}
+			if played.Add(1); c.repartitioned > 0 {
+				repartitioned.Add(1)
+			}
+			if os.Getenv("HISTORIES_DIGEST") != "" {
+				t.Logf("history %d: %d repartitions, %d told, digest %x", h.Seed, c.repartitioned, len(c.told), sha256.Sum256([]byte(strings.Join(c.told, "\n"))))
+			}
+			return c.broken, c.told[max(0, len(c.told)-60):]
+		},
 	}
-	if n, err := strconv.ParseUint(os.Getenv("DEMAND_HISTORIES"), 10, 64); err == nil {
-		count = n
+	if stage.Replay(t) {
+		return
 	}
-	repartitioned := uint64(0)
-	for seed := from; seed < from+count; seed++ {
-		c := newApplied(t, seed)
-		if c.broken == "" {
-			c.played(40)
-		}
-		if c.broken != "" {
-			t.Fatalf("history %d (DEMAND_HISTORY=%d plays it again) breaks %s\n%s", seed, seed, c.broken, strings.Join(c.told[max(0, len(c.told)-60):], "\n"))
-		}
-		if c.repartitioned > 0 {
-			repartitioned++
-		}
-		if os.Getenv("HISTORIES_DIGEST") != "" {
-			t.Logf("history %d: %d repartitions, %d told, digest %x", seed, c.repartitioned, len(c.told), sha256.Sum256([]byte(strings.Join(c.told, "\n"))))
-		}
-		if played := seed - from + 1; played%100 == 0 {
-			t.Logf("%d of %d histories have a repartition", repartitioned, played)
-		}
-	}
-	t.Logf("%d of %d histories have a repartition", repartitioned, count)
-	g.Expect(count < 20 || 10*repartitioned >= 3*count).To(BeTrue(), "histories with a repartition: %d of %d", repartitioned, count)
+	study := history.NewStudy(t, "DEMAND_HISTORIES", 20, 20)
+	study.First = max(1, study.First)
+	playAll(t, stage, study)
+	t.Logf("%d of %d histories have a repartition", repartitioned.Load(), played.Load())
+	NewWithT(t).Expect(played.Load() < 20 || 10*repartitioned.Load() >= 3*played.Load()).To(BeTrue(), "too few histories have a repartition")
 }
 
 // largeOn is a miniature with nodes of one A100, at rest with two instances of 3g, of which 7g may be made.

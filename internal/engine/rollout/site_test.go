@@ -73,13 +73,15 @@ type site struct {
 
 // readings are objects as they were last read: nodes as they are stored, and with what their annotations say.
 type readings struct {
-	policies      []v1alpha1.GPUSharingPolicy
-	stored, nodes map[string]cluster.Node
+	policies []v1alpha1.GPUSharingPolicy
+	stored   map[string]*cluster.Node
+	nodes    map[string]cluster.Node
+	all      []cluster.Node // of the last snapshot
 }
 
 // joined is a node with what its annotations say.
-func (r *readings) joined(n cluster.Node) cluster.Node {
-	if was, known := r.stored[n.Name]; !known || !reflect.DeepEqual(was, n) {
+func (r *readings) joined(n *cluster.Node) cluster.Node {
+	if !reflect.DeepEqual(r.stored[n.Name], n) {
 		r.stored[n.Name], r.nodes[n.Name] = n, n.WithCopy(&n.GPU)
 	}
 	return r.nodes[n.Name]
@@ -146,7 +148,7 @@ func newSite() *site {
 			Plugin: cluster.DevicePlugin{Ready: true, ClusterPolicy: true, NodeFeatures: true},
 		},
 		hosts: map[string]*host{}, version: map[string]int{}, writes: map[string]int{}, scheduler: nvidia.Classes{},
-		reads: readings{stored: map[string]cluster.Node{}, nodes: map[string]cluster.Node{}},
+		reads: readings{stored: map[string]*cluster.Node{}, nodes: map[string]cluster.Node{}},
 	}
 }
 
@@ -212,16 +214,25 @@ func (c *site) watched() cluster.Snapshot {
 			c.reads.policies = append(c.reads.policies, *c.Policies[i].DeepCopy())
 		}
 	}
-	s.Policies = slices.Clone(c.reads.policies)
-	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
+	names := slices.Sorted(maps.Keys(c.hosts))
+	same := len(c.reads.all) == len(names)
+	for i, name := range names {
 		h := c.hosts[name]
-		was := c.reads.stored[name]
-		is := h.copiedUnless(was)
-		if is.GPU = was.GPU; !reflect.DeepEqual(was.GPU, h.GPU) {
+		if h.Features = h.features.seen(); !reflect.DeepEqual(c.reads.stored[name], h.Node) {
+			is := h.alone()
 			is.GPU = *h.GPU.DeepCopy()
+			c.reads.joined(&is)
+			same = false
 		}
-		s.Nodes = append(s.Nodes, c.reads.joined(is))
+		same = same && c.reads.all[i].Name == name
 	}
+	if !same {
+		c.reads.all = nil
+		for _, name := range names {
+			c.reads.all = append(c.reads.all, c.reads.nodes[name])
+		}
+	}
+	s.Policies, s.Nodes = c.reads.policies, c.reads.all
 	return s
 }
 
@@ -503,8 +514,7 @@ func (c *site) settle(h *host) {
 	c.project(h)
 	h.boot()
 	c.partition(h)
-	h.converge()
-	h.report()
+	h.reports(h.converge())
 	h.reportConfig()
 	h.goDown()
 	c.advertise(h)
