@@ -173,6 +173,23 @@ func justBoundPod(v *View) (name string, age time.Duration) {
 	return "", 0
 }
 
+// mayBeGiven reports whether a pod asks for instances of which the change takes one, or for whole GPUs, as an instance is called too under the MIG
+// strategy single: none of those goes for pods that wait.
+func mayBeGiven(v *View, p *cluster.Pod) bool {
+	taken, frees := map[string]bool{}, frees(v, v.EndingNVIDIAMPS())
+	for _, d := range v.Devices {
+		for _, i := range d.State.Instances {
+			taken[plan.ResourceOf(i.Profile)] = taken[plan.ResourceOf(i.Profile)] || frees(d.UUID, i.ID)
+		}
+	}
+	for name, count := range p.Requests {
+		if takes, isInstance := taken[name]; count > 0 && (takes || !isInstance && !v.ForDemand) {
+			return true
+		}
+	}
+	return p.Requests == nil && !v.ForDemand
+}
+
 // sinceCame is for how long the agent can have reported a pod. One that has just come reports all of them anew.
 func sinceCame(v *View, p *cluster.Pod) time.Duration {
 	return v.Snapshot.Now.Sub(latestOf(v, p.Scheduled, v.Node.AgentSince))

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
@@ -57,21 +56,4 @@ func addJustBound(v *View) {
 			addBlocker(v, unknownUse(p))
 		}
 	}
-}
-
-// mayBeGiven reports whether a pod asks for instances of which the change takes one, or for whole GPUs, as an instance is called too under the MIG
-// strategy single: none of those goes for pods that wait.
-func mayBeGiven(v *View, p *cluster.Pod) bool {
-	taken, frees := map[string]bool{}, frees(v, v.EndingNVIDIAMPS())
-	for _, d := range v.Devices {
-		for _, i := range d.State.Instances {
-			taken[plan.ResourceOf(i.Profile)] = taken[plan.ResourceOf(i.Profile)] || frees(d.UUID, i.ID)
-		}
-	}
-	for name, count := range p.Requests {
-		if takes, isInstance := taken[name]; count > 0 && (takes || !isInstance && !v.ForDemand) {
-			return true
-		}
-	}
-	return p.Requests == nil && !v.ForDemand
 }

@@ -11,7 +11,10 @@ import (
 
 	. "github.com/onsi/gomega"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 )
 
 // asks lets the change of a node for a pod come to where the agent is asked.
@@ -91,4 +94,40 @@ func TestPodsThatAreNeverReportedFailNoDemand(t *testing.T) {
 		c.end(h, name)
 	}
 	t.Errorf("not made in 10 minutes: %s; %v", h.waits(), says(h.GPU.Status.Demand))
+}
+
+// TestANodeTakesPodsAgainOnlyOnceItOffersNothingThatMayBeGone: the device plugin stops first, and the kubelet publishes that.
+func TestANodeTakesPodsAgainOnlyOnceItOffersNothingThatMayBeGone(t *testing.T) {
+	now := time.Now()
+	for name, is := range map[string]struct {
+		label   string
+		runs    bool
+		offers  int64
+		stopped time.Duration // ago
+		waits   bool
+	}{
+		"the plugin runs":                   {"true", true, 2, 0, true},
+		"it is ending":                      {cluster.StoppedValue, true, 2, time.Second, true},
+		"the kubelet has not published yet": {cluster.StoppedValue, false, 2, time.Second, true},
+		"it has":                            {cluster.StoppedValue, false, 0, time.Second, false},
+		"it does not end in time":           {cluster.StoppedValue, true, 2, time.Hour, false},
+		"another controller stops it":       {"paused-for-driver-upgrade", true, 2, time.Second, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := &node.View{
+				Snapshot: &cluster.Snapshot{Now: now, Plugin: cluster.DevicePlugin{ClusterPolicy: true}},
+				Node: &cluster.Node{
+					Labels: map[string]string{pluginLabel: is.label}, Annotations: map[string]string{v1alpha1.AnnotationStopped: pluginLabel},
+					Allocatable: map[string]int64{"nvidia.com/mig-3g.20gb": is.offers}, MarkedAtWorkSince: now.Add(-is.stopped),
+				},
+			}
+			v.Node.GPU.Spec.OnDemand = v1alpha1.OnDemandModeApply
+			if is.runs {
+				v.Node.Pods = []cluster.Pod{{UID: "plugin", NodeSelector: map[string]string{pluginLabel: "true"}, NVIDIA: true, Controller: "DaemonSet"}}
+			}
+			first, _, waits := node.LooksFirst(v, []action.Action{action.Untaint{Node: "n0"}})
+			NewWithT(t).Expect(waits).To(Equal(is.waits))
+			NewWithT(t).Expect(first).To(HaveLen(map[string]int{"true": 1}[is.label]))
+		})
+	}
 }
