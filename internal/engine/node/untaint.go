@@ -78,12 +78,13 @@ func LooksFirst(v *View, actions []action.Action) (first []action.Action, remain
 }
 
 // mayListGone reports whether the device plugin of a node on demand may list instances that are gone: the agent has been asked for others, and has not
-// reported those that the plugin has seen.
+// reported those that the plugin has seen. A GPUNode that is lost tells neither.
 func mayListGone(v *View) bool {
-	if !v.ByGPUOperator() || v.Node.GPU.Spec.OnDemand != v1alpha1.OnDemandModeApply {
+	seen, leaving := enumeratedInstances(v)
+	spec := v.Node.GPU.Spec
+	if lost := spec.ChangeTime.IsZero() && seen != ""; !v.ByGPUOperator() || !lost && spec.OnDemand != v1alpha1.OnDemandModeApply {
 		return false
 	}
-	seen, leaving := enumeratedInstances(v)
 	applied := condition.IsTrueAt(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied, v.Node.GPU.Generation)
 	return !applied || hashOfInstances(v) != seen || slices.ContainsFunc(leaving, func(uid string) bool { return slices.Contains(pluginPodUIDs(v), uid) })
 }

@@ -131,3 +131,24 @@ func TestANodeTakesPodsAgainOnlyOnceItOffersNothingThatMayBeGone(t *testing.T) {
 		})
 	}
 }
+
+// TestAChangeThatIsTakenBackInTheMiddle, as when the feature gate is turned off: the agent has destroyed what it reported, and that is asked for again.
+func TestAChangeThatIsTakenBackInTheMiddle(t *testing.T) {
+	g, c := NewWithT(t), largeOn(t, "n0")
+	h := c.hosts["n0"]
+	c.waits("7g.40gb", 0)
+	c.asks(h)
+	h.converge()
+	h.lags, h.GPU.Status.Demand, c.waiting = true, nil, nil
+	c.version["n0"]++
+	c.waits("3g.20gb", 0)
+	for n := range 60 {
+		h.lags = n < 5
+		c.schedule()
+		c.admit()
+		c.acts()
+		c.passes(time.Second)
+	}
+	g.Expect(c.broken).To(BeEmpty(), strings.Join(c.told, "\n"))
+	g.Expect(c.users()+len(c.bound)).To(BeZero())
+}
