@@ -139,7 +139,10 @@ func SavedOf(spec v1alpha1.GPUNodeSpec) SavedBaseline {
 
 // Text is the copy as the annotation of the Node has it.
 func (s SavedBaseline) Text() string {
-	text, _ := json.Marshal(s) // of strings and numbers only
+	text, err := json.Marshal(s)
+	if err != nil { // cannot be: the types hold strings and numbers only
+		return ""
+	}
 	return string(text)
 }
 
