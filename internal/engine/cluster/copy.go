@@ -18,6 +18,7 @@ import (
 //
 //	labels   are those of the GPUNode; those of the copy count if the GPUNode has no baseline
 //	GPUs     are those of both; the entry of the GPUNode counts where both have one, with the time-slice interval of the copy if it has none
+//	indexes  and their policy are those of the copy only if the GPUNode has no baseline
 //
 // A GPU that the node does not have now may come back, so its entry stays as long as there is room (Bounded).
 //
@@ -35,6 +36,8 @@ type SavedBaseline struct {
 	Untouched string `json:"untouched,omitempty"`
 	// Policy is the policy on whose behalf the node is changed.
 	Policy string `json:"policy,omitempty"`
+	// Numbering is that for its indexes.
+	Numbering *v1alpha1.Numbering `json:"numbering,omitempty"`
 }
 
 // Version names a version of the spec of a GPUNode. One that was deleted and made anew, or restored from a backup, is
@@ -43,7 +46,7 @@ func Version(n *v1alpha1.GPUNode) string { return fmt.Sprintf("%s/%d", n.UID, n.
 
 // WithCopy returns the node with the spec of a GPUNode, and with all that the copy of the baseline on the Node has.
 func (n Node) WithCopy(gpuNode *v1alpha1.GPUNode) Node {
-	n.GPU, n.BaselineLost, n.ChangedFor = *gpuNode, false, ""
+	n.GPU, n.BaselineLost, n.Untouched, n.ChangedFor = *gpuNode, false, false, ""
 	spec := &n.GPU.Spec
 	var saved SavedBaseline
 	if text := n.Annotations[v1alpha1.AnnotationBaseline]; text == "" || json.Unmarshal([]byte(text), &saved) != nil {
@@ -51,8 +54,10 @@ func (n Node) WithCopy(gpuNode *v1alpha1.GPUNode) Node {
 	}
 	n.ChangedFor = saved.Policy
 	if spec.Baseline == nil {
-		if saved.Untouched == Version(gpuNode) {
+		if n.Untouched = saved.Untouched == Version(gpuNode); n.Untouched {
 			saved.Devices = nil
+		} else if saved.Numbering != nil {
+			spec.PolicyName, spec.Numbering = saved.Policy, saved.Numbering
 		}
 		saved.Devices = Bounded(saved.Devices, gpuNode.Status.Devices)
 		spec.Baseline, n.BaselineLost = &saved.Baseline, true
@@ -125,7 +130,7 @@ func CopyOf(spec v1alpha1.GPUNodeSpec) string { return SavedOf(spec).Text() }
 
 // SavedOf is the baseline in a spec, as the copy on the Node records it.
 func SavedOf(spec v1alpha1.GPUNodeSpec) SavedBaseline {
-	saved := SavedBaseline{Baseline: *spec.Baseline}
+	saved := SavedBaseline{Baseline: *spec.Baseline, Numbering: spec.Numbering}
 	if r := spec.Release; r != nil {
 		saved.Retain, saved.Policy = r.ReleasePolicy == v1alpha1.ReleasePolicyRetain, r.PolicyName
 	}

@@ -89,6 +89,8 @@ type Node struct {
 	NoGPUNode bool
 	// BaselineLost is true if the GPUNode lacks what the copy of its baseline on the Node has. GPU.Spec has it.
 	BaselineLost bool
+	// Untouched is true if that copy was written for this version of the GPUNode (SavedBaseline.Untouched).
+	Untouched bool
 	// ChangedFor is the policy on whose behalf the node was changed last, by the copy of its baseline; empty: not
 	// recorded.
 	ChangedFor string

@@ -4,12 +4,12 @@
 package node
 
 import (
-	"encoding/json"
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
@@ -41,7 +41,7 @@ func baselineCopyAtTarget(v *View, reached bool) string {
 	if reached {
 		spec.Baseline.Devices = withoutRestored(v, spec.Baseline.Devices)
 	}
-	spec.Release = ReleaseFor(v.Policy)
+	spec.Release, spec.Numbering = ReleaseFor(v.Policy), policy.Number(v.Policy, PolicyNode(v.Node))
 	saved := cluster.SavedOf(spec)
 	if AgentNeverRequested(v) {
 		saved.Untouched = cluster.Version(&v.Node.GPU)
@@ -55,9 +55,7 @@ func AgentNeverRequested(v *View) bool {
 	if v.Node.GPU.Spec.Baseline == nil {
 		return !operatorInCharge(v)
 	}
-	var saved cluster.SavedBaseline
-	err := json.Unmarshal([]byte(v.Node.Annotations[v1alpha1.AnnotationBaseline]), &saved)
-	return err == nil && v.Node.BaselineLost && saved.Untouched == cluster.Version(&v.Node.GPU)
+	return v.Node.Untouched
 }
 
 // saveBaselineCopy puts the copy into a patch that belongs to a change, unless it lacks only what the GPUNode is to forget (writeReachedSpec): where that
@@ -214,10 +212,9 @@ func recordDevices(v *View, spec *v1alpha1.GPUNodeSpec) {
 func recordFoundIntervals(v *View) (patch action.PatchNode, ok bool) {
 	patch = v.Patch("recording the time-slice intervals that the GPUs had")
 	if b := v.Node.GPU.Spec.Baseline; b != nil {
-		_, ok = withFoundIntervals(v, b.Devices)
-	}
-	if ok {
-		saveBaselineCopy(v, patch)
+		if _, found := withFoundIntervals(v, b.Devices); found {
+			saveBaselineCopy(v, patch)
+		}
 	}
 	return patch, len(patch.Annotations) > 0
 }

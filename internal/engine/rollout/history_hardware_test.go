@@ -137,7 +137,7 @@ func (h *host) reborn() {
 			h.born[d.UUID] = is
 		}
 	}
-	if baseline == nil {
+	if baseline == nil && h.copied().GPU.Spec.Numbering == nil {
 		h.countsAnew()
 	}
 }

@@ -58,8 +58,9 @@ func (c *run) LoseGPU(h *host, index int) {
 // on which it cannot be honoured, so that nothing was recorded (817896, 2^40+804231).
 func (c *run) isUnapplied(h *host, by *v1alpha1.GPUSharingPolicy) bool {
 	held := strings.HasPrefix(c.states[h.Name], string(node.Unknown)) || strings.HasPrefix(c.states[h.Name], string(node.Unsupported))
-	was, want := h.GPU.Spec.Numbering, by.Spec.GPUSelector
-	return held && want != nil && len(want.Indexes) > 0 && (was == nil || h.GPU.Spec.PolicyName != by.Name || !slices.Equal(was.Indexes, want.Indexes))
+	spec, want := h.copied().GPU.Spec, by.Spec.GPUSelector
+	was := spec.Numbering
+	return held && want != nil && len(want.Indexes) > 0 && (was == nil || spec.PolicyName != by.Name || !slices.Equal(was.Indexes, want.Indexes))
 }
 
 func (c *run) Join(name string, random *rand.Rand) {

@@ -37,7 +37,7 @@ func (h *host) partitionedGPUs() []string {
 	return uuids
 }
 
-// TestAPolicyKeepsTheGPUsThatItSelectedByIndex when one dies and the others are counted anew.
+// TestAPolicyKeepsTheGPUsThatItSelectedByIndex when one dies and the others are counted anew, also if the GPUNode is lost then.
 func TestAPolicyKeepsTheGPUsThatItSelectedByIndex(t *testing.T) {
 	for name, selects := range map[string]func(*v1alpha1.GPUSharingPolicy){
 		"gpuSelector": onGPUs(1, 2),
@@ -56,11 +56,13 @@ func TestAPolicyKeepsTheGPUsThatItSelectedByIndex(t *testing.T) {
 			g.Expect(selected).To(HaveLen(2))
 			c.hold(h, "train", 3, gpu.WholeGPU)
 			c.tick(time.Minute)
-			c.loseGPU(h, 0)
-			c.run(300)
-			g.Expect(c.evicted).To(BeEmpty())
-			g.Expect(h.partitionedGPUs()).To(Equal(selected))
-			g.Expect(c.ready()).To(Equal(1))
+			for _, lose := range []func(){func() { c.loseGPU(h, 0) }, func() { c.loseGPUNode(h) }} {
+				lose()
+				c.run(300)
+				g.Expect(c.evicted).To(BeEmpty())
+				g.Expect(h.partitionedGPUs()).To(Equal(selected))
+				g.Expect(c.ready()).To(Equal(1))
+			}
 		})
 	}
 }
@@ -90,7 +92,8 @@ func TestAMissingGPUIsReported(t *testing.T) {
 	g.Expect(d.Policies["research"].Pending).To(BeEmpty())
 }
 
-// TestANodeWhoseSelectedGPUsAreAllMissingStaysGoverned: nothing else on it is shared, and nothing is restored.
+// TestANodeWhoseSelectedGPUsAreAllMissingStaysGoverned: nothing else on it is shared, and nothing is restored. If its GPUNode is lost, another
+// one says so, and how the policy releases the node.
 func TestANodeWhoseSelectedGPUsAreAllMissingStaysGoverned(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
@@ -98,10 +101,14 @@ func TestANodeWhoseSelectedGPUsAreAllMissingStaysGoverned(t *testing.T) {
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)), onGPUs(1))}
 	c.run(300)
 	c.loseGPU(h, 1)
-	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonGPUMissing))
-	g.Expect(h.partitionedGPUs()).To(BeEmpty())
+	for _, lose := range []func(){func() {}, func() { c.loseGPUNode(h) }} {
+		lose()
+		d, _ := c.run(60)
+		g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
+		g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonGPUMissing))
+		g.Expect(h.partitionedGPUs()).To(BeEmpty())
+	}
+	g.Expect(h.GPU.Spec.Release).To(Equal(node.ReleaseFor(&c.Policies[0])))
 }
 
 // TestIndexesThatTheUserEditsAreThoseOfToday: a user who edits them looks at what nvidia-smi prints now.

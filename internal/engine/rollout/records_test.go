@@ -6,6 +6,7 @@ package rollout_test
 import (
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"regexp"
 	"slices"
@@ -372,7 +373,8 @@ func TestTheCopyOfTheBaselineFitsOnTheNode(t *testing.T) {
 		}
 		b.Devices = append(b.Devices, d)
 	}
-	spec := v1alpha1.GPUNodeSpec{Baseline: b, Release: &v1alpha1.Release{PolicyName: strings.Repeat("p", 253)}}
+	numbering := &v1alpha1.Numbering{Indexes: slices.Repeat([]int32{math.MinInt32}, 512), UUIDs: slices.Repeat([]string{b.Devices[0].UUID}, cluster.MostGPUs)}
+	spec := v1alpha1.GPUNodeSpec{Baseline: b, Numbering: numbering, Release: &v1alpha1.Release{PolicyName: strings.Repeat("p", 253)}}
 	NewWithT(t).Expect(refusal(v1alpha1.GPUNode{Spec: spec})).To(BeEmpty())
 	NewWithT(t).Expect(len(cluster.CopyOf(spec))).To(BeNumerically("<=", 128<<10))
 }
