@@ -18,7 +18,7 @@ import (
 //
 //	stopPatch → they end → the GPUs are changed → startPatch, with the MIG instances that the device plugin will see
 
-// mustStop are the deploy labels of those of NVIDIA's operands that stand in the way of the change. Its device plugin and GFD hold no instance (nos, and
+// mustStop are the deploy labels of those of NVIDIA's operands that block the change. Its device plugin and GFD hold no instance (nos, and
 // NVIDIA's own DRA driver, destroy them beside it), and until a plugin that was stopped is back its kubelet publishes twice: pods that wait do not wait for
 // that too. Where the node is to offer as many of each as now, nothing would tell when the plugin that goes on has looked again, so there it stops.
 func mustStop(v *View) []string {
