@@ -20,9 +20,10 @@ import (
 
 // mustStop are the deploy labels of those of NVIDIA's operands that block the change. Its device plugin and GFD hold no instance (nos, and
 // NVIDIA's own DRA driver, destroy them beside it), and until a plugin that was stopped is back its kubelet publishes twice: pods that wait do not wait for
-// that too. Where the node is to offer as many of each as now, nothing would tell when the plugin that goes on has looked again, so there it stops.
+// that too. Where the node is to offer as many of each as now, nothing would tell when the plugin that goes on has looked again, so there it stops, as
+// where no taint keeps pods off (MustStayUntainted).
 func mustStop(v *View) []string {
-	if v.ForDemand && len(advertisedDifferences(v)) > 0 {
+	if v.ForDemand && v.Tainted() && len(advertisedDifferences(v)) > 0 {
 		return cluster.DeployLabels()[2:]
 	}
 	return cluster.DeployLabels()

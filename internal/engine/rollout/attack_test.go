@@ -150,5 +150,5 @@ func TestAChangeThatIsTakenBackInTheMiddle(t *testing.T) {
 		c.passes(time.Second)
 	}
 	g.Expect(c.broken).To(BeEmpty(), strings.Join(c.told, "\n"))
-	g.Expect(c.users()+len(c.bound)).To(BeZero())
+	g.Expect(c.users() + len(c.bound)).To(BeZero())
 }

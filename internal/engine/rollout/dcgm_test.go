@@ -82,21 +82,30 @@ func TestDCGMSeesTheInstancesThatAreThere(t *testing.T) {
 func TestTheDevicePluginGoesOnWhileInstancesAreMadeForPodsThatWait(t *testing.T) {
 	g, c := NewWithT(t), largeOf(t, []sim.Model{sim.A100, sim.A100}, "n0")
 	h := c.hosts["n0"].monitored()
-	follow := func(index int) (plugin string) {
-		h.GPU.Status.Demand = []v1alpha1.GPUDemand{{UUID: h.devices()[index].UUID, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}, SinceTime: metav1.NewTime(c.Now)}}
+	follow := func(indexes ...int) (plugin string) {
+		h.GPU.Status.Demand = nil
+		for _, index := range indexes {
+			whole := []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}
+			h.GPU.Status.Demand = append(h.GPU.Status.Demand, v1alpha1.GPUDemand{UUID: h.devices()[index].UUID, Instances: whole, SinceTime: metav1.NewTime(c.Now)})
+		}
 		c.version["n0"]++
 		for range 320 {
 			c.acts()
 			c.passes(time.Second)
 		}
 		g.Expect(h.Taints).To(BeEmpty(), h.waits())
-		g.Expect(h.devices()[index].State.Instances).To(ConsistOf(HaveField("Profile", "7g.40gb")))
+		for _, index := range indexes {
+			g.Expect(h.devices()[index].State.Instances).To(ConsistOf(HaveField("Profile", "7g.40gb")))
+		}
 		g.Expect(h.dcgm[h.of(exporterLabel).UID]).To(ConsistOf(h.instances()))
 		return h.of(pluginLabel).UID
 	}
 	before := h.of(pluginLabel).UID
 	g.Expect(follow(0)).To(Equal(before))
-	g.Expect(follow(1)).NotTo(Equal(before), "another GPU is what this one was, and the other way round")
+	swapped := follow(1)
+	g.Expect(swapped).NotTo(Equal(before), "another GPU is what this one was, and the other way round")
+	h.Labels[cluster.LabelNodePool] = "pool"
+	g.Expect(follow(0, 1)).NotTo(Equal(swapped), "a node that Karpenter has not initialized yet is not tainted")
 	g.Expect(c.broken).To(BeEmpty())
 }
 
