@@ -73,7 +73,7 @@ func (h *host) allowed(devices []gpu.Device) []v1alpha1.DeviceSpec {
 func (h *host) report() { h.reports(nil) }
 
 func (h *host) reports(p *planned) {
-	if !h.AgentReady || h.lags || h.blind() {
+	if !h.AgentReady || h.lags || h.late || h.blind() {
 		return
 	}
 	if h.GPU.Spec.MIGConfigName != "" {

@@ -75,6 +75,7 @@ type applied struct {
 }
 
 type boundPod struct {
+	tolerates bool
 	node, resource string
 	admitted       time.Time // when the kubelet comes to it
 }
@@ -228,6 +229,9 @@ func (c *applied) waitsIn(namespace, profile string, priority int32) {
 	pod.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
 		corev1.ResourceName(plan.ResourceOf(profile)): resource.MustParse("1"),
 	}}}}
+	if c.t.Name() == "TestHistoriesOfDemand" && c.random.IntN(6) == 0 {
+		pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	}
 	if len(c.Policies) > 1 && c.random.IntN(4) == 0 {
 		pod.Spec.NodeSelector = map[string]string{poolLabel: []string{"a", "b"}[c.random.IntN(2)]}
 	}
@@ -287,7 +291,7 @@ func (c *applied) room(pod *corev1.Pod) string {
 
 // left is how many instances the scheduler finds for a pod on a node.
 func (c *applied) left(h *host, pod *corev1.Pod, of string) int64 {
-	if pool, selects := pod.Spec.NodeSelector[poolLabel]; len(h.Taints) > 0 || selects && h.Labels[poolLabel] != pool {
+	if pool, selects := pod.Spec.NodeSelector[poolLabel]; len(h.Taints) > 0 && len(pod.Spec.Tolerations) == 0 || selects && h.Labels[poolLabel] != pool {
 		return 0
 	}
 	left := h.Allocatable[of]
@@ -358,13 +362,14 @@ func (c *applied) binds(pod *corev1.Pod, node string) {
 	h := c.hosts[node]
 	h.Pods = append(h.Pods, cluster.Pod{
 		Namespace: "user", Name: pod.Name, UID: "uid-" + pod.Name, Controller: "ReplicaSet", GPU: true, Scheduled: c.Now, Requests: map[string]int64{resourceOf(pod): 1},
+		Tolerates: len(pod.Spec.Tolerations) > 0,
 	})
 	c.version[node]++
 	after := time.Duration(c.random.IntN(4)) * time.Second
 	if c.random.IntN(8) == 0 {
 		after *= 30 // the kubelet is slow, or away
 	}
-	c.bound[pod.Name] = boundPod{node: node, resource: resourceOf(pod), admitted: c.Now.Add(after)}
+	c.bound[pod.Name] = boundPod{tolerates: len(pod.Spec.Tolerations) > 0, node: node, resource: resourceOf(pod), admitted: c.Now.Add(after)}
 	c.tell("pod %s is bound to %s", pod.Name, node)
 }
 
@@ -381,7 +386,7 @@ func (c *applied) admit() {
 		}
 		index, instance := c.free(h, b.resource)
 		if instance < 0 {
-			c.breaks(!c.edited && h.broken == nil && !c.hasBooted(h), "6: the kubelet of %s rejects pod %s, which asks for %s, or gives it an instance that is gone", b.node, name, b.resource)
+			c.breaks(!b.tolerates && !c.edited && h.broken == nil && !c.hasBooted(h), "6: the kubelet of %s rejects pod %s, which asks for %s, or gives it an instance that is gone", b.node, name, b.resource)
 			h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name })
 			continue
 		}
@@ -436,7 +441,9 @@ func (c *applied) decides() {
 	var asked, same []demand.Asked
 	for i := range s.Policies {
 		p := &s.Policies[i]
-		of[p.Name] = p
+		if of[p.Name] = p; demand.Of(p) == nil {
+			continue
+		}
 		asked = append(asked, demand.Asked{Policy: p, Pods: pods, Attempts: c.attempts[p.Name]})
 		same = append(same, demand.Asked{Policy: p, Pods: slices.Clone(pods), Attempts: maps.Clone(c.attempts[p.Name])})
 	}
@@ -716,6 +723,9 @@ func (c *applied) passes(d time.Duration) {
 	for name, h := range c.hosts {
 		before[name] = h.devices()
 	}
+	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
+		c.hosts[name].late = c.random.IntN(3) == 0 && c.random.IntN(3) > 0
+	}
 	c.tick(d)
 	for _, name := range slices.Sorted(maps.Keys(c.hosts)) {
 		h := c.hosts[name]
@@ -750,7 +760,7 @@ func (c *applied) looks(h *host, was, is gpu.Device) {
 	}
 	c.tooMany(h, was, is, destroyed)
 	for name, b := range c.bound {
-		c.breaks(b.node == h.Name && gone[b.resource], "1: an instance %s of %s is destroyed, which pod %s may be given", b.resource, h.Name, name)
+		c.breaks(!b.tolerates && b.node == h.Name && gone[b.resource], "1: an instance %s of %s is destroyed, which pod %s may be given", b.resource, h.Name, name)
 	}
 }
 

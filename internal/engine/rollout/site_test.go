@@ -114,6 +114,7 @@ type host struct {
 	ownWrote, othersWrote time.Time         // to the Node, by the API server's clock
 
 	upgrade upgrade
+	late    bool                // the agent reports a moment later what it does
 	dcgm    map[string][]string // UUIDs of the instances that each pod of DCGM has seen
 	flips   bool                // the plugin starts with its default, as NVIDIA's does
 	plugin  struct {
