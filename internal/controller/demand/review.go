@@ -63,26 +63,27 @@ func instancesOf(pod *corev1.Pod) map[string]int64 {
 
 // review is what pods wait for of the GPUs that a policy has on demand, and what would be changed for them.
 type review struct {
-	memory   *demand.Memory
-	pool     demand.Pool
-	nodes    []*cluster.Node    // of the pool
-	profiles map[string]string  // of the models, by resource
-	sizes    map[string]int     // of the profiles
-	most     []map[string]int64 // instances that nodes can have, by resource; each once
-	noted    []demand.GPU       // of the last of these
-	resting  map[layout]map[string]int
-	index    map[[2]string]int
-	classes  []demand.Class
-	pods     [][]*corev1.Pod // of each class, the one that has waited longest first
-	kinds    []kind          // of each class
-	decision demand.Decision
-	unmet    *v1alpha1.DemandStatus // the first with pods for which nothing can be done
-	beyond   int                    // pods of kinds that were not looked at
-	applies  bool
-	making   bool                            // a change is under way
-	decided  map[string][]v1alpha1.GPUDemand // by node; only where it applies
-	now      time.Time
-	next     time.Time // when to look again at changes that are under way
+	memory     *demand.Memory
+	pool       demand.Pool
+	nodes      []*cluster.Node    // of the pool
+	profiles   map[string]string  // of the models, by resource
+	sizes      map[string]int     // of the profiles
+	most       []map[string]int64 // instances that nodes can have, by resource; each once
+	noted      []demand.GPU       // of the last of these
+	resting    map[layout]map[string]int
+	index      map[[2]string]int
+	overbooked map[[2]string]bool // nodes with fewer instances of a resource than their pods ask for
+	classes    []demand.Class
+	pods       [][]*corev1.Pod // of each class, the one that has waited longest first
+	kinds      []kind          // of each class
+	decision   demand.Decision
+	unmet      *v1alpha1.DemandStatus // the first with pods for which nothing can be done
+	beyond     int                    // pods of kinds that were not looked at
+	applies    bool
+	making     bool                            // a change is under way
+	decided    map[string][]v1alpha1.GPUDemand // by node; only where it applies
+	now        time.Time
+	next       time.Time // when to look again at changes that are under way
 }
 
 // Reviewed is what is decided for a policy that has GPUs on demand.
@@ -166,7 +167,7 @@ func (r *review) serves(planned bool) (pods []*corev1.Pod) {
 
 func reviewOf(m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot) *review {
 	r := &review{
-		memory: m, now: s.Now, profiles: map[string]string{}, sizes: map[string]int{}, index: map[[2]string]int{}, applies: policy.Applies(p),
+		memory: m, now: s.Now, profiles: map[string]string{}, sizes: map[string]int{}, index: map[[2]string]int{}, overbooked: map[[2]string]bool{}, applies: policy.Applies(p),
 		decided: map[string][]v1alpha1.GPUDemand{}, resting: map[layout]map[string]int{},
 	}
 	of := Of(p)
@@ -312,7 +313,8 @@ func holderOf(d *gpu.Device, instance int) string {
 
 // promise gives idle instances to pods that are bound to their node, as many as each is not reported to hold: it was bound just now, or an init container has
 // them. What is reported of one that was bound just now can be of a former pod of that name: it has that or others in its place, which so are not destroyed.
-// It goes by name: which instance each has does not follow the order in which the cache lists them.
+// It goes by name: which instance each has does not follow the order in which the cache lists them. Where a node has fewer, its kubelet has let a pod pass that
+// has none (removeMissingExtendedResources of kubernetes pkg/kubelet/lifecycle/predicate.go), and the scheduler counts what is made as that pod's.
 func (r *review) promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU, now time.Time) {
 	var pods []*cluster.Pod
 	for i := range n.Pods {
@@ -336,7 +338,9 @@ func (r *review) promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GP
 			has[of] = min(count, reported[[2]string{name, of}])
 			lacks[of] = count - has[of]
 		}
-		giveIdle(gpus, lacks, name)
+		for _, of := range giveIdle(gpus, lacks, name) {
+			r.overbooked[[2]string{n.Name, of}] = true
+		}
 		if now.Sub(pod.Scheduled) < timing.ReportAfter {
 			giveIdle(gpus, has, "")
 		}
@@ -345,8 +349,8 @@ func (r *review) promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GP
 }
 
 // giveIdle gives idle instances of some resources to a holder, or has them not destroyed if that is empty. Those that are not destroyed as it is, such as what
-// a pod had that has ended, or what others have been promised so, come last.
-func giveIdle(gpus []demand.GPU, counts map[string]int64, holder string) {
+// a pod had that has ended, or what others have been promised so, come last. lacking are those of which there are too few.
+func giveIdle(gpus []demand.GPU, counts map[string]int64, holder string) (lacking []string) {
 	for name, count := range counts {
 		for _, stays := range []bool{false, true} {
 			for g := range gpus {
@@ -358,7 +362,11 @@ func giveIdle(gpus []demand.GPU, counts map[string]int64, holder string) {
 				}
 			}
 		}
+		if count > 0 {
+			lacking = append(lacking, name)
+		}
 	}
+	return lacking
 }
 
 // most is what one decision looks at, and mostOfOne of one namespace: a tenant can make any number of kinds.
@@ -387,7 +395,7 @@ func (r *review) classify(pods []*corev1.Pod, attempts Attempts, now time.Time) 
 		if on.nodes != nil && len(on.nodes) == 0 {
 			continue
 		}
-		class := demand.Class{Asks: asks, Nodes: on.nodes, Oldest: waitsSince(pod), Priority: priority(pod)}
+		class := demand.Class{Asks: asks, Nodes: r.bookable(on.nodes, asks), Oldest: waitsSince(pod), Priority: priority(pod)}
 		key := kind{
 			asker: attempts.of(pod, r.largest(asks)), priority: class.Priority, asks: spelled(asks), nodes: on.key, aged: now.Sub(class.Oldest) >= demand.Aged,
 		}
@@ -405,6 +413,26 @@ func (r *review) classify(pods []*corev1.Pod, attempts Attempts, now time.Time) 
 		r.classes[n].Pods++
 		r.pods[n] = append(r.pods[n], pod)
 	}
+}
+
+// bookable are the nodes, nil being all, without those that are overbooked.
+func (r *review) bookable(nodes map[string]bool, asks map[string]int) map[string]bool {
+	booked := func(n *cluster.Node) bool {
+		for profile := range asks {
+			if r.overbooked[[2]string{n.Name, plan.ResourceOf(profile)}] {
+				return true
+			}
+		}
+		return false
+	}
+	if !slices.ContainsFunc(r.nodes, booked) {
+		return nodes
+	}
+	is := map[string]bool{}
+	for _, n := range r.nodes {
+		is[n.Name] = (nodes == nil || nodes[n.Name]) && !booked(n)
+	}
+	return is
 }
 
 // kind is what the pods of a class have in common.

@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
 // asks lets the change of a node for a pod come to where the agent is asked.
@@ -151,4 +152,27 @@ func TestAChangeThatIsTakenBackInTheMiddle(t *testing.T) {
 	}
 	g.Expect(c.broken).To(BeEmpty(), strings.Join(c.told, "\n"))
 	g.Expect(c.users() + len(c.bound)).To(BeZero())
+}
+
+// TestAPodThatRunsWithoutTheInstanceItAsksForPinsNone: a tenant binds it itself (spec.nodeName) before the node ever had such, which its kubelet lets pass
+// (kubernetes pkg/kubelet/lifecycle/predicate.go, removeMissingExtendedResources).
+func TestAPodThatRunsWithoutTheInstanceItAsksForPinsNone(t *testing.T) {
+	g, c := NewWithT(t), largeOf(t, []sim.Model{sim.A100}, "n0", "n1", "n2", "n3")
+	for name, h := range c.hosts {
+		h.Pods = append(h.Pods, cluster.Pod{
+			Namespace: "user", Name: "idles-" + name, UID: "idles-" + name, Controller: "Job", GPU: true, Tolerates: true, Scheduled: c.Now, Requests: map[string]int64{"nvidia.com/mig-7g.40gb": 1},
+		})
+		c.version[name]++
+	}
+	c.waits("7g.40gb", 0)
+	for range 3600 {
+		c.step()
+	}
+	made := 0
+	for _, h := range c.hosts {
+		if len(h.devices()[0].State.Instances) == 1 {
+			made++
+		}
+	}
+	g.Expect(made).To(BeNumerically("<=", 1), "GPUs on which 7g is made and stays for one pod that waits: %s", strings.Join(c.told[max(0, len(c.told)-40):], "\n"))
 }

@@ -75,7 +75,7 @@ type applied struct {
 }
 
 type boundPod struct {
-	tolerates bool
+	tolerates      bool
 	node, resource string
 	admitted       time.Time // when the kubelet comes to it
 }
@@ -229,7 +229,7 @@ func (c *applied) waitsIn(namespace, profile string, priority int32) {
 	pod.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{
 		corev1.ResourceName(plan.ResourceOf(profile)): resource.MustParse("1"),
 	}}}}
-	if c.t.Name() == "TestHistoriesOfDemand" && c.random.IntN(6) == 0 {
+	if c.races && c.random.IntN(6) == 0 {
 		pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	}
 	if len(c.Policies) > 1 && c.random.IntN(4) == 0 {
