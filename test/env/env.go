@@ -171,6 +171,7 @@ func startLate(environment *envtest.Environment) (*rest.Config, error) {
 	}
 	_, err = envtest.InstallCRDs(environment.Config, envtest.CRDInstallOptions{
 		Scheme: environment.Scheme, Paths: environment.CRDDirectoryPaths, ErrorIfPathMissing: environment.ErrorIfCRDPathMissing,
+		MaxTime: environment.ControlPlaneStartTimeout,
 	})
 	return environment.Config, err
 }
