@@ -4,6 +4,7 @@
 package node
 
 import (
+	"encoding/json"
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -65,6 +66,18 @@ func saveBaselineCopy(v *View, patch action.PatchNode) {
 	if text != "" && has != text && has != baselineCopyAtTarget(v, true) {
 		patch.Annotations[v1alpha1.AnnotationBaseline] = &text
 	}
+}
+
+// lacksOnlyNumbering reports whether the copy is of an earlier version, which kept no numbering. The next change of the node adds it; one that rests
+// stays Ready when the operator is upgraded.
+func lacksOnlyNumbering(v *View) bool {
+	text, has := baselineCopy(v), v.Node.Annotations[v1alpha1.AnnotationBaseline]
+	var saved cluster.SavedBaseline
+	if text == has || json.Unmarshal([]byte(text), &saved) != nil || saved.Numbering == nil {
+		return false
+	}
+	saved.Numbering = nil
+	return saved.Text() == has
 }
 
 // unsavedBaseline returns the patch that must come before the agent is asked to change GPUs, if it is still to be

@@ -155,7 +155,8 @@ func selectPatch(v *View) (patch action.PatchNode, starts, complete bool) {
 		patch.Annotations[v1alpha1.AnnotationTimedOut] = nil
 	}
 	v.stampSeen(v, patch)
-	if !v.Target.ReleasesNode && !v.UnavailableForOther() {
+	rests := len(patch.Labels) == 0 && len(patch.Annotations) == 0
+	if !v.Target.ReleasesNode && !v.UnavailableForOther() && !(rests && lacksOnlyNumbering(v)) {
 		saveBaselineCopy(v, patch)
 	}
 	return patch, starts, len(patch.Labels) == 0 && len(patch.Annotations) == 0

@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -310,4 +311,24 @@ func TestAPolicyRightAfterAReleaseFindsWhatIsThere(t *testing.T) {
 	}
 	g.Expect(h.devices()[0].State.MIG).To(BeTrue())
 	g.Expect(h.instances()).To(HaveLen(len(byHand)))
+}
+
+// TestACopyOfAnEarlierVersionLeavesTheNodeReady: it has no numbering, which the next change adds.
+func TestACopyOfAnEarlierVersionLeavesTheNodeReady(t *testing.T) {
+	g := NewWithT(t)
+	c, h := toMIG(onGPUs(0))
+	c.run(100)
+	copied := func() string { return h.Annotations[v1alpha1.AnnotationBaseline] }
+	var saved cluster.SavedBaseline
+	g.Expect(json.Unmarshal([]byte(copied()), &saved)).To(Succeed())
+	g.Expect(saved.Numbering).NotTo(BeNil())
+	saved.Numbering = nil
+	h.Annotations[v1alpha1.AnnotationBaseline] = saved.Text()
+	c.version["a"]++
+	d := c.reconcile()
+	isUpToDate(g, one(d))
+	g.Expect(d.Actions).To(BeEmpty())
+	c.reshare(mig(count("1g", 2)))
+	c.run(100)
+	g.Expect(copied()).To(ContainSubstring("numbering"))
 }
