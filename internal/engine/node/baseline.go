@@ -68,12 +68,12 @@ func saveBaselineCopy(v *View, patch action.PatchNode) {
 	}
 }
 
-// lacksOnlyNumbering reports whether the copy is of an earlier version, which kept the numbering in the GPUNode alone. The next change of the node adds it; one that rests
+// lacksOnlyNumbering reports whether the copy is of an earlier version, which kept no numbering. The next change of the node adds it; one that rests
 // stays Ready when the operator is upgraded.
 func lacksOnlyNumbering(v *View) bool {
 	text, has := baselineCopy(v), v.Node.Annotations[v1alpha1.AnnotationBaseline]
 	var saved cluster.SavedBaseline
-	if text == has || v.Node.GPU.Spec.Numbering == nil || json.Unmarshal([]byte(text), &saved) != nil {
+	if text == has || json.Unmarshal([]byte(text), &saved) != nil || saved.Numbering == nil {
 		return false
 	}
 	saved.Numbering = nil
