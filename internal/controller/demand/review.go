@@ -232,11 +232,16 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 	r.nodes = append(r.nodes, n)
 	r.noteMost(r.pool.GPUs[from:])
 	r.promise(n, devices, r.pool.GPUs[from:], now)
+	holdUnusable(n, r.pool.GPUs[from:])
+}
+
+// holdUnusable has nothing of a node that takes no pods count as idle.
+func holdUnusable(n *cluster.Node, gpus []demand.GPU) {
 	cordoned := func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnschedulable }
 	if !n.IsLost() && !slices.ContainsFunc(n.Taints, cordoned) {
 		return
 	}
-	for _, g := range r.pool.GPUs[from:] {
+	for _, g := range gpus {
 		for i := range g.Instances {
 			g.Instances[i].Holder = cmp.Or(g.Instances[i].Holder, "a node that takes no pods") // nothing of it is a reserve
 		}

@@ -70,8 +70,8 @@ func saveBaselineCopy(v *View, patch action.PatchNode) {
 
 // lacksOnlyNumbering reports whether the copy is of an earlier version, which kept no numbering. The next change of the node adds it; one that rests
 // stays Ready when the operator is upgraded.
-func lacksOnlyNumbering(v *View) bool {
-	text, has := baselineCopy(v), v.Node.Annotations[v1alpha1.AnnotationBaseline]
+func lacksOnlyNumbering(v *View, text string) bool {
+	has := v.Node.Annotations[v1alpha1.AnnotationBaseline]
 	var saved cluster.SavedBaseline
 	if text == has || json.Unmarshal([]byte(text), &saved) != nil || saved.Numbering == nil {
 		return false

@@ -155,11 +155,17 @@ func selectPatch(v *View) (patch action.PatchNode, starts, complete bool) {
 		patch.Annotations[v1alpha1.AnnotationTimedOut] = nil
 	}
 	v.stampSeen(v, patch)
-	rests := len(patch.Labels) == 0 && len(patch.Annotations) == 0
-	if !v.Target.ReleasesNode && !v.UnavailableForOther() && !(rests && lacksOnlyNumbering(v)) {
-		saveBaselineCopy(v, patch)
+	if rests := len(patch.Labels)+len(patch.Annotations) == 0; !rests || !lacksOnlyNumbering(v, baselineCopy(v)) {
+		saveSelectedCopy(v, patch)
 	}
 	return patch, starts, len(patch.Labels) == 0 && len(patch.Annotations) == 0
+}
+
+// saveSelectedCopy is saveBaselineCopy, unless the node is released, or is kept from its users on behalf of another policy.
+func saveSelectedCopy(v *View, patch action.PatchNode) {
+	if !v.Target.ReleasesNode && !v.UnavailableForOther() {
+		saveBaselineCopy(v, patch)
+	}
 }
 
 // selectConfig adds to the labels the one that selects the configuration of the target. Where NVIDIA's DRA driver

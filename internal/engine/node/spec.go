@@ -166,7 +166,7 @@ func writeReachedSpec(v *View, spec v1alpha1.GPUNodeSpec, why string) []action.A
 	var actions []action.Action
 	if spec.Baseline != nil {
 		patch, text := v.Patch("recording the baseline"), cluster.CopyOf(spec)
-		if v.Node.Annotations[v1alpha1.AnnotationBaseline] != text {
+		if v.Node.Annotations[v1alpha1.AnnotationBaseline] != text && !lacksOnlyNumbering(v, text) {
 			patch.Annotations[v1alpha1.AnnotationBaseline] = &text
 			actions = append(actions, patch)
 		}

@@ -120,8 +120,8 @@ func fields(to []byte, v reflect.Value) []byte {
 		to = fmt.Appendf(to, "%q;", text.String())
 	}
 	to = append(to, '(')
-	for i := range v.NumField() {
-		if field := v.Field(i); field.CanInterface() {
+	for _, field := range v.Fields() {
+		if field.CanInterface() {
 			to = values(to, field)
 		}
 	}

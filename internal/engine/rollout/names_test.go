@@ -129,7 +129,7 @@ func TestAPodThatHasJustComeHoldsUpOnlyWhatItMayBeGiven(t *testing.T) {
 			p.Controller, p.Requests = "StatefulSet", map[string]int64{resource: 1}
 			c.Policies[0].Spec.Sharing = mig(count("3g.20gb", 1), count("1g.5gb", 4))
 			c.during(15*time.Second, time.Second)
-			g.Expect(len(h.devices()[0].State.Instances)).To(Equal(map[bool]int{false: 5, true: 3}[waits]), h.waits())
+			g.Expect(h.devices()[0].State.Instances).To(HaveLen(map[bool]int{false: 5, true: 3}[waits]), h.waits())
 			c.during(15*time.Second, time.Second)
 			g.Expect(h.devices()[0].State.Instances).To(HaveLen(5), h.waits())
 		})
