@@ -24,7 +24,7 @@ func drainAndStop(v *View, targetInSpec bool) Result {
 	switch {
 	case mustRemoveNVIDIAMPS(v) && v.TargetIsLastGood() && mpsLabelRemaining(v) > 0:
 		return leaveToNVIDIAMPS(v)
-	case tainted && waitsForAgent(v, targetInSpec): // who came in spite of the taint changes nothing of what the agent does
+	case waitsForAgent(v, targetInSpec): // who came in spite of the taint changes nothing of what the agent does
 		r.Reason, r.Message, r.After = v1alpha1.ReasonGPUInUse, agentMessage(v, "waiting for the agent; in use now: "+describeBlockers(v)), BusyFor(v)
 		return r
 	case blocked && v.DrainMode() == v1alpha1.DrainModeNever:
@@ -46,7 +46,7 @@ func drainAndStop(v *View, targetInSpec bool) Result {
 
 // waitsForAgent reports whether the agent is at work for pods that wait, beside others that block.
 func waitsForAgent(v *View, targetInSpec bool) bool {
-	return len(v.Blockers) > 0 && targetInSpec && v.ForDemand && BusyFor(v) > 0
+	return len(v.Blockers) > 0 && v.Tainted() && targetInSpec && v.ForDemand && BusyFor(v) > 0
 }
 
 // keepsPodsOff reports whether the node has the operator's taint, or must do without it and is not in use.
