@@ -21,14 +21,15 @@ func awaitOperandsStopped(v *View) (Result, bool) {
 		return Result{}, false
 	}
 	r := Result{State: StoppingOperands, Reason: v1alpha1.ReasonStoppingOperands, Next: withSlot(v)}
-	for _, name := range mustStop(v) {
+	deploy := mustStop(v)
+	for _, name := range deploy {
 		value := v.Node.Labels[name]
 		if value != "" && value != "true" && value != "false" && !slices.Contains(StoppedByOperator(v), name) {
 			r.Message = fmt.Sprintf("another controller has set %s=%s; waiting until it is true or false again", name, value)
 			return r, true
 		}
 	}
-	if patch, stops := stopPatch(v, mustStop(v)); stops {
+	if patch, stops := stopPatch(v, deploy); stops {
 		r.Message, r.Next = "stopping NVIDIA's operands, which must close their handles", withSlot(v, patch)
 		return r, true
 	}

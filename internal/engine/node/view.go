@@ -160,7 +160,7 @@ func destroysInstance(s plan.Step) bool { return plan.ChangesMIG(s) && s.Needs()
 // nothing else, nor that a change is taken back beside a device plugin that goes on. So there the agent has to have looked
 // for this very spec: its last report may be older than steps of its own, after which it ended.
 func (v *View) Applied() bool {
-	if len(v.Steps) > 0 || (v.Target.ReleasesNode || mayListGone(v)) && !agentObservedGeneration(v) {
+	if len(v.Steps) > 0 || !agentObservedGeneration(v) && (v.Target.ReleasesNode || mayListGone(v)) {
 		return false
 	}
 	awaits := false
