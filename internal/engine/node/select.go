@@ -104,6 +104,10 @@ func awaitSelected(v *View) (Result, bool) {
 			r.Message, r.After = message, remaining
 			return r, true
 		}
+		if pod, remaining := beingAdmitted(v); remaining > 0 {
+			r.Message, r.After = fmt.Sprintf("pod %s was placed on the node just now; waiting until its kubelet has admitted it", pod), remaining
+			return r, true
+		}
 	}
 	r.Message = fmt.Sprintf("selecting the configuration %s", v.Target.Config)
 	switch {
@@ -117,6 +121,20 @@ func awaitSelected(v *View) (Result, bool) {
 	selected.Why = r.Message
 	r.Next = atOnce(selected)
 	return r, true
+}
+
+// beingAdmitted is a pod that was bound to the node just now, and how long a change for pods that wait lets its kubelet admit it, which asks the device
+// plugin. A plugin that looks again does not answer, and the kubelet refuses the pod. Others may come meanwhile, so that time ends in any case.
+func beingAdmitted(v *View) (pod string, remaining time.Duration) {
+	if !v.ForDemand {
+		return "", 0
+	}
+	for i := range v.Node.Pods {
+		if p := &v.Node.Pods[i]; p.GPU && p.Claim == "" && !p.Terminating && justCame(v, p) && !podReported(v, p) {
+			pod, remaining = p.Namespace+"/"+p.Name, max(remaining, timing.ReportAfter-sinceCame(v, p))
+		}
+	}
+	return pod, min(remaining, v.Node.GPU.Spec.ChangeTime.Add(2*timing.ReportAfter).Sub(v.Snapshot.Now))
 }
 
 // selectPatch is the one patch that brings the labels of the node to the target; complete if nothing is to be done.

@@ -176,3 +176,42 @@ func TestAPodThatRunsWithoutTheInstanceItAsksForPinsNone(t *testing.T) {
 	}
 	g.Expect(made).To(BeNumerically("<=", 1), "GPUs on which 7g is made and stays for one pod that waits: %s", strings.Join(c.told[max(0, len(c.told)-40):], "\n"))
 }
+
+// TestThePluginLooksAgainBesideNoPodThatIsBeingAdmitted: instances are added without a taint. A plugin that looks again ends its servers first, and the
+// kubelet refuses what it admits meanwhile (UnexpectedAdmissionError: kubernetes pkg/kubelet/cm/devicemanager, devicesToAllocate; test/e2e/pods_test.go).
+func TestThePluginLooksAgainBesideNoPodThatIsBeingAdmitted(t *testing.T) {
+	g, c := NewWithT(t), newApplied(t, 0)
+	h := c.add("n0", sim.A100)
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
+		ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: []v1alpha1.MIGLayout{{
+			Instances: []v1alpha1.MIGInstances{{Profile: "3g", Count: 1}},
+			OnDemand:  &v1alpha1.MIGOnDemand{Mode: v1alpha1.OnDemandModeApply, Profiles: []v1alpha1.MIGProfile{"2g", "3g"}, IdleSeconds: 30},
+		}},
+	}})}
+	for range 200 {
+		c.step()
+	}
+	c.edited = false
+	c.waits("2g.10gb", 0)
+	c.asks(h)
+	g.Expect(h.Taints).To(BeEmpty())
+	c.waits("3g.20gb", 0) // of another tenant
+	c.binds(c.waiting[len(c.waiting)-1], "n0")
+	c.waiting = nil
+	for name, b := range c.bound {
+		b.admitted = c.Now.Add(10 * time.Second)
+		c.bound[name] = b
+	}
+	for key := h.Labels[v1alpha1.LabelConfig]; h.Labels[v1alpha1.LabelConfig] == key; {
+		c.passes(time.Second)
+		c.admit()
+		c.acts()
+	}
+	for name, b := range c.bound {
+		b.admitted = c.Now
+		c.bound[name] = b
+	}
+	h.plugin.uuids = nil // it looks again
+	c.admit()
+	g.Expect(c.broken).To(BeEmpty(), strings.Join(c.told, "\n"))
+}
