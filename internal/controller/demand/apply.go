@@ -100,10 +100,10 @@ func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alp
 	g.Frozen, g.Withheld = true, true
 	last := lastOf(n, d.UUID)
 	will, err := plan.Want(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: e.Instances}, *d)
-	blocked := takesUsed(d, will)
 	asked := slices.ContainsFunc(n.GPU.Spec.Devices, func(s v1alpha1.DeviceSpec) bool {
 		return s.UUID == d.UUID && maps.Equal(plan.ByProfile(s.Sharing.Instances), plan.ByProfile(e.Instances))
 	})
+	blocked := r.takesUsed(n, d, will, asked)
 	failed := failedSince(n, e)
 	late := !asked && !n.HasChangingTaint() && !now.Before(e.SinceTime.Add(beginsIn))
 	drops := last != nil && !maps.Equal(plan.ByProfile(last), plan.ByProfile(e.Instances))
@@ -131,10 +131,13 @@ func failedSince(n *cluster.Node, e v1alpha1.GPUDemand) bool {
 	return f != nil && !f.Time.Before(&e.SinceTime)
 }
 
-// takesUsed reports whether a GPU that is to have other instances would lose one in use.
-func takesUsed(d *gpu.Device, will gpu.State) bool {
+// takesUsed reports whether a GPU that is to have other instances would lose one in use or, while the agent has not been asked for it, one that was used
+// too lately: a pod may have been given that which was to go.
+func (r *review) takesUsed(n *cluster.Node, d *gpu.Device, will gpu.State, asked bool) bool {
+	idle := n.IdleSince()
 	return slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool {
-		return d.InUse(i.ID) && !slices.ContainsFunc(will.Instances, func(w gpu.Instance) bool { return w.Placement == i.Placement && w.Profile == i.Profile })
+		used := d.InUse(i.ID) || !asked && r.now.Sub(idle[i.UUID]) < r.pool.Idle
+		return used && !slices.ContainsFunc(will.Instances, func(w gpu.Instance) bool { return w.Placement == i.Placement && w.Profile == i.Profile })
 	})
 }
 

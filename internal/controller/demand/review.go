@@ -199,7 +199,7 @@ func (r *review) look(at time.Time) {
 // addNode adds the GPUs of a node that the policy has on demand.
 func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time.Time) {
 	ready := condition.IsTrue(n.GPU.Status.Conditions, v1alpha1.ConditionReady)
-	devices, idle := plan.Devices(n.GPU.Status.Devices), idleSince(n.GPU.Status.Devices)
+	devices, idle := plan.Devices(n.GPU.Status.Devices), n.IdleSince()
 	from, isOn := len(r.pool.GPUs), map[[2]string]bool{}
 	for i := range n.Pods {
 		isOn[[2]string{n.Pods[i].Namespace, n.Pods[i].Name}] = true
@@ -279,17 +279,6 @@ func (r *review) noteMost(gpus []demand.GPU) {
 	if !slices.ContainsFunc(r.most, func(m map[string]int64) bool { return maps.Equal(m, most) }) {
 		r.most = append(r.most, most)
 	}
-}
-
-// idleSince is since when instances have been idle, by UUID.
-func idleSince(devices []v1alpha1.DeviceStatus) map[string]time.Time {
-	idle := map[string]time.Time{}
-	for i := range devices {
-		for _, of := range devices[i].Instances {
-			idle[of.UUID] = of.LastHeldTime.Time
-		}
-	}
-	return idle
 }
 
 // model is what GPUs share that can hold the same. It notes the resources of its profiles.

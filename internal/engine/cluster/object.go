@@ -414,6 +414,17 @@ const (
 	troubleLasts = 6 * time.Minute
 )
 
+// IdleSince is since when no pod or process has had the node's MIG instances, by UUID; absent or zero: one has, or no agent said so.
+func (n *Node) IdleSince() map[string]time.Time {
+	idle := map[string]time.Time{}
+	for d := range n.GPU.Status.Devices {
+		for _, of := range n.GPU.Status.Devices[d].Instances {
+			idle[of.UUID] = of.LastHeldTime.Time
+		}
+	}
+	return idle
+}
+
 // HasChangingTaint reports whether the Node has v1alpha1.TaintChanging.
 func (n *Node) HasChangingTaint() bool {
 	return slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })

@@ -44,7 +44,7 @@ import (
 //	5 a change has a reason: more pods wait than the scheduler finds instances for; and a GPU is changed disruptively once within demand.Hold
 //	6 the kubelet rejects no pod because of a change
 //	7 the same world has the same decision, whatever the order of lists
-//	8 for a pod, whatever its priority, no more instances of a profile are destroyed than have been idle for idleSeconds
+//	8 for a pod, whatever its priority, no more instances of a profile are destroyed than had been idle for idleSeconds when the agent was asked
 //	9 no ConfigMap is written for demand, and one node at most is tainted
 //	10 pods that never start, whatever their names, keep neither others from starting nor GPUs from resting
 //	11 of two policies that could serve a pod, one makes instances for it
@@ -55,7 +55,8 @@ type applied struct {
 	waiting       []*corev1.Pod
 	bound         map[string]boundPod // not admitted yet, by name
 	lastHeld      map[string]time.Time
-	disrupted     map[string]time.Time // by GPU
+	disrupted     map[string]time.Time                // by GPU
+	idle          map[string]map[string]time.Duration // for how long instances had been, by GPU, when the agent was asked to change it last
 	pods          int
 	repartitioned int
 	died          map[string]bool      // nodes, with the taint of a change
@@ -91,7 +92,7 @@ func newApplied(t *testing.T, seed uint64) *applied {
 	t.Helper()
 	c := &applied{
 		site: newSite(), t: t, random: rand.New(rand.NewPCG(seed, 46)), bound: map[string]boundPod{}, lastHeld: map[string]time.Time{},
-		disrupted: map[string]time.Time{}, edited: true, died: map[string]bool{}, booted: map[string]time.Time{},
+		disrupted: map[string]time.Time{}, idle: map[string]map[string]time.Duration{}, edited: true, died: map[string]bool{}, booted: map[string]time.Time{},
 	}
 	c.leads()
 	if seed == 0 {
@@ -617,7 +618,9 @@ func (c *applied) short(resource string) (wait, left int64) {
 		}
 		found := int64(0)
 		for _, h := range c.hosts {
-			found += c.left(h, pod, resource)
+			if !h.IsLost() { // who tolerates that would be bound there, and would not run
+				found += c.left(h, pod, resource)
+			}
 		}
 		if wait++; wait == 1 || found < left {
 			left = found
@@ -695,6 +698,10 @@ func (c *applied) begins(h *host, spec v1alpha1.GPUNodeSpec) {
 		if was < 0 || plan.Same(h.GPU.Spec.Devices[was].Sharing, d.Sharing) {
 			continue
 		}
+		c.idle[d.UUID] = map[string]time.Duration{}
+		for uuid, at := range c.lastHeld {
+			c.idle[d.UUID][uuid] = c.Now.Sub(at)
+		}
 		c.breaks(p.Spec.Rollout.Paused, "4: GPU %s begins to change while the rollout is paused", d.UUID)
 		good := h.GPU.Status.Rollout.LastGood
 		back := good != nil && slices.ContainsFunc(good.Devices, func(o v1alpha1.DeviceSpec) bool { return o.UUID == d.UUID && plan.Same(o.Sharing, d.Sharing) })
@@ -769,7 +776,7 @@ func (c *applied) tooMany(h *host, was, is gpu.Device, destroyed map[string]int)
 	layout := c.of(h).Spec.Sharing.MIG.Layouts[0]
 	for profile, n := range destroyed {
 		for _, i := range was.State.Instances {
-			if i.Profile == profile && c.Now.Sub(c.lastHeld[i.UUID]) >= time.Duration(layout.OnDemand.IdleSeconds)*time.Second {
+			if i.Profile == profile && c.idle[is.UUID][i.UUID] >= time.Duration(layout.OnDemand.IdleSeconds)*time.Second {
 				n--
 			}
 		}
@@ -1113,6 +1120,10 @@ func TestWhatAChangeForDemandWaitsFor(t *testing.T) {
 			c.hold(h, "p", 1, h.devices()[1].State.Instances[0].ID)
 			h.succeeded(c.site, map[string]int64{"nvidia.com/mig-3g.20gb": 1})
 		}, 10, false},
+		"a pod that had one a moment ago": {func(c *applied, h *host) {
+			c.lastHeld[h.devices()[0].State.Instances[0].UUID] = c.Now
+			c.reportHeld(h, h.devices())
+		}, 20, false},
 		"a pod that the kubelet has not admitted for long":   {func(c *applied, h *host) { h.Pods = append(h.Pods, pod(c, time.Minute)) }, 60, false},
 		"pods that a scheduler binds who saw no taint yet":   {func(*applied, *host) {}, 2, true},
 		"a pod that was bound meanwhile, and is not evicted": {func(*applied, *host) {}, 5, true},
