@@ -285,12 +285,13 @@ func triggerSyncs(v *View) (syncs []action.Action, remaining time.Duration, unse
 	return syncs, remaining, unseen
 }
 
-// seesConfig reports whether a pod has the config before it as the agent reports it, and watched whether the agent
-// will: it saw the pod's config-manager with another config, and has not been silent for too long.
+// seesConfig reports whether a pod has the config before it as the agent reports it, or its twin, beside which it was written; and watched whether the
+// agent will: it saw the pod's config-manager with another config, and has not been silent for too long.
 func seesConfig(v *View, p cluster.Pod) (sees, watched bool) {
 	config, since := v.Node.GPU.Status.Config, v.Node.GPU.Spec.ChangeTime
 	listed := slices.Contains(config.PodUIDs, p.UID)
-	if config.Name == v.Target.Config && config.ChangeTime.Equal(&since) {
+	twin := v.ForDemand && config.Name == v.Desired.Config.Twin && v.Target.Config == v.Desired.Config.Key
+	if listed && twin || config.Name == v.Target.Config && config.ChangeTime.Equal(&since) {
 		return listed, false
 	}
 	return false, listed && v.Snapshot.Now.Sub(since.Time) < timing.AgentSilent
