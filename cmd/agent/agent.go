@@ -30,6 +30,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/nvml"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/access"
 )
 
 // runAgent serves the node until the context ends.
@@ -107,7 +108,7 @@ func newManager(f agentFlags) (manager.Manager, error) {
 		Cache:                  cache.Options{ByObject: map[client.Object]cache.ByObject{&v1alpha1.GPUNode{}: own}},
 		HealthProbeBindAddress: f.healthAddress,
 		Metrics: server.Options{
-			BindAddress: f.metricsAddress, SecureServing: true, FilterProvider: agent.Access(clock.RealClock{}),
+			BindAddress: f.metricsAddress, SecureServing: true, FilterProvider: access.Guard(clock.RealClock{}, usage.TokenHeader),
 		},
 	})
 	if err != nil {

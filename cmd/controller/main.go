@@ -37,8 +37,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpunode"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/gpusharingpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/memoryguard"
-	"github.com/gpusharing/gpu-sharing-operator/internal/controller/metrics"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/access"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/drain"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/version"
 )
@@ -123,7 +123,7 @@ func newManager(f flags) (manager.Manager, error) {
 		LeaderElectionReleaseOnCancel: true, // the program ends when the manager does
 		HealthProbeBindAddress:        f.healthAddress,
 		Metrics: server.Options{
-			BindAddress: f.metricsAddress, SecureServing: true, FilterProvider: metrics.Access,
+			BindAddress: f.metricsAddress, SecureServing: true, FilterProvider: access.Guard(clock.RealClock{}, ""),
 		},
 	})
 	if err != nil {

@@ -41,7 +41,7 @@ func documentedWrites() map[string][]string {
 			"patch gpusharingpolicies/status", "patch gpunodes/status", "create gpunodes", "patch gpunodes", "delete gpunodes",
 			"create leases!", "update leases gpu-sharing-controller!", "create events", "patch events",
 		},
-		"tokenreviews, subjectaccessreviews": {"create tokenreviews", "create subjectaccessreviews"},
+		"subjectaccessreviews": {"create subjectaccessreviews"},
 	}
 }
 

@@ -19,9 +19,8 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
-	"github.com/gpusharing/gpu-sharing-operator/internal/controller/metrics"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/access"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -64,9 +63,7 @@ func TestPrometheusMayReadTheMetrics(t *testing.T) {
 		return config
 	}
 	config := as(controller.ServiceAccountName)
-	httpClient, err := rest.HTTPClientFor(config)
-	g.Expect(err).NotTo(HaveOccurred())
-	filter, err := metrics.Access(config, httpClient)
+	filter, err := access.Guard(clock.RealClock{}, "")(config, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	guarded, err := filter(logr.Discard(), http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	g.Expect(err).NotTo(HaveOccurred())
@@ -86,7 +83,7 @@ func TestPrometheusMayReadTheMetrics(t *testing.T) {
 	g.Expect(agents.Scheme).To(Equal("https"))
 	g.Expect(agents.Authorization).To(Equal(reads.Authorization))
 	g.Expect(agentPod.Containers[0].Ports).To(ContainElement(HaveField("Name", agents.Port)))
-	agentFilter, err := agent.Access(clock.RealClock{})(as(agentPod.ServiceAccountName), nil)
+	agentFilter, err := access.Guard(clock.RealClock{}, usage.TokenHeader)(as(agentPod.ServiceAccountName), nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	guarded, err = agentFilter(logr.Discard(), http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	g.Expect(err).NotTo(HaveOccurred())

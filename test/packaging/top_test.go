@@ -24,10 +24,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/cli"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/access"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
@@ -51,7 +51,7 @@ func TestTopNeedsTheRoleOfTheChart(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 
 	var tokens, queries []string
-	filter, err := agent.Access(clock.RealClock{})(agentsConfig, nil)
+	filter, err := access.Guard(clock.RealClock{}, usage.TokenHeader)(agentsConfig, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	guarded, err := filter(logr.Discard(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(usage.Report{Node: "n1", Policy: "research", Units: []usage.Unit{{

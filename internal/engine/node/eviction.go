@@ -190,6 +190,23 @@ func mayBeGiven(v *View, p *cluster.Pod) bool {
 	return p.Requests == nil && !v.ForDemand
 }
 
+// usedLately reports whether a change for pods that wait would destroy an instance that was used within idleSeconds: since it was decided, a pod was given one
+// that was to go, and another of that profile would go in its place.
+func usedLately(v *View) bool {
+	if !v.ForDemand || v.Snapshot.Now.IsZero() || v.TargetIsLastGood() || v.Policy == nil || v.Policy.OnDemand() == nil {
+		return false
+	}
+	idle, frees := v.Node.IdleSince(), frees(v, nil)
+	for _, d := range v.Devices {
+		for _, i := range d.State.Instances {
+			if frees(d.UUID, i.ID) && v.Snapshot.Now.Sub(idle[i.UUID]) < time.Duration(v.Policy.OnDemand().IdleSeconds)*time.Second {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // sinceCame is for how long the agent can have reported a pod. One that has just come reports all of them anew.
 func sinceCame(v *View, p *cluster.Pod) time.Duration {
 	return v.Snapshot.Now.Sub(latestOf(v, p.Scheduled, v.Node.AgentSince))

@@ -5,7 +5,6 @@ package node
 
 import (
 	"slices"
-	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
@@ -44,23 +43,6 @@ func isForDemand(v *View) bool {
 		}
 	}
 	return differs || v.InFlight()
-}
-
-// usedLately reports whether a change for pods that wait would destroy an instance that was used within idleSeconds: since it was decided, a pod was given one
-// that was to go, and another of that profile would go in its place.
-func usedLately(v *View) bool {
-	if !v.ForDemand || v.Snapshot.Now.IsZero() || v.TargetIsLastGood() || v.Policy == nil || v.Policy.OnDemand() == nil {
-		return false
-	}
-	idle, frees := v.Node.IdleSince(), frees(v, nil)
-	for _, d := range v.Devices {
-		for _, i := range d.State.Instances {
-			if frees(d.UUID, i.ID) && v.Snapshot.Now.Sub(idle[i.UUID]) < time.Duration(v.Policy.OnDemand().IdleSeconds)*time.Second {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // addJustBound adds the pods that a change for demand must not come before: they are bound to the node, ask for instances of which it destroys some, and

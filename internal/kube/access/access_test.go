@@ -1,7 +1,7 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package agent_test
+package access_test
 
 import (
 	"fmt"
@@ -20,12 +20,12 @@ import (
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/access"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
-func TestAccess(t *testing.T) {
+func TestWhoMayReadMetrics(t *testing.T) {
 	cluster := env.Start(t)
 	g := NewWithT(t)
 	token := func(account string) string {
@@ -50,7 +50,7 @@ func TestAccess(t *testing.T) {
 	nowhere.Host = "https://127.0.0.1:1"
 	clock := clocktesting.NewFakePassiveClock(time.Unix(1_800_000_000, 0))
 	guarded := func(config *rest.Config) http.Handler {
-		filter, err := agent.Access(clock)(config, nil)
+		filter, err := access.Guard(clock, usage.TokenHeader)(config, nil)
 		g.Expect(err).NotTo(HaveOccurred())
 		h, err := filter(logr.Discard(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("secret")) }))
 		g.Expect(err).NotTo(HaveOccurred())
@@ -115,7 +115,7 @@ func TestAFloodOfTokensIsNoFloodOfReviews(t *testing.T) {
 	t.Cleanup(server.Close)
 	release := sync.OnceFunc(func() { close(answer) })
 	t.Cleanup(release) // before the server waits for its handlers
-	filter, err := agent.Access(clock.RealClock{})(&rest.Config{Host: server.URL}, nil)
+	filter, err := access.Guard(clock.RealClock{}, usage.TokenHeader)(&rest.Config{Host: server.URL}, nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	guarded, err := filter(logr.Discard(), http.NotFoundHandler())
 	g.Expect(err).NotTo(HaveOccurred())

@@ -1,7 +1,8 @@
 // Copyright The GPU Sharing Operator Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+// Package access guards a metrics endpoint: who gets it, the API server decides.
+package access
 
 import (
 	"bytes"
@@ -21,8 +22,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
-
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/usage"
 )
 
 const (
@@ -39,11 +38,12 @@ const (
 	maxReviews = 8
 )
 
-// Access is the filter provider of a metrics server that answers only to clients whom the API server lets get the path:
-// 401 without a valid token, 403 without the right, 500 if the API server cannot be asked, 503 if too many ask. The
-// agent needs no right for it: it asks with the client's own token what that token may do (SelfSubjectAccessReview),
-// which Kubernetes lets every authenticated user ask.
-func Access(now clock.PassiveClock) func(*rest.Config, *http.Client) (server.Filter, error) {
+// Guard is the filter provider of a metrics server that answers only to clients whom the API server lets get the path:
+// 401 without a valid token, 403 without the right, 500 if the API server cannot be asked, 503 if too many ask. It
+// needs no right for it: it asks with the client's own token what that token may do (SelfSubjectAccessReview), which
+// Kubernetes lets every authenticated user ask. (The filter of controller-runtime needs two rights on all of the cluster,
+// and some 25 modules more.) A token may come in another header too; empty: in none.
+func Guard(now clock.PassiveClock, header string) func(*rest.Config, *http.Client) (server.Filter, error) {
 	return func(config *rest.Config, _ *http.Client) (server.Filter, error) {
 		anonymous := rest.AnonymousClientConfig(config)
 		httpClient, err := rest.HTTPClientFor(anonymous)
@@ -56,7 +56,7 @@ func Access(now clock.PassiveClock) func(*rest.Config, *http.Client) (server.Fil
 		}
 		return func(log logr.Logger, next http.Handler) (http.Handler, error) {
 			return &guard{
-				log: log, next: next, client: httpClient, clock: now, known: map[permission]time.Time{},
+				log: log, next: next, client: httpClient, clock: now, header: header, known: map[permission]time.Time{},
 				asking:  make(chan struct{}, maxReviews),
 				reviews: host.JoinPath("apis/authorization.k8s.io/v1/selfsubjectaccessreviews").String(),
 			}, nil
@@ -74,6 +74,7 @@ type guard struct {
 	log     logr.Logger
 	next    http.Handler
 	client  *http.Client // without credentials of its own
+	header  string       // in which a token may come too: the API server's proxy takes the usual one away
 	reviews string       // URL
 	clock   clock.PassiveClock
 	asking  chan struct{} // holds one for each review under way
@@ -96,7 +97,10 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // authorize is the status with which a request is refused, or 200.
 func (g *guard) authorize(r *http.Request) (int, error) {
-	token := tokenOf(r)
+	token, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if !bearer {
+		token = r.Header.Get(g.header)
+	}
 	if token == "" {
 		return http.StatusUnauthorized, nil
 	}
@@ -109,14 +113,6 @@ func (g *guard) authorize(r *http.Request) (int, error) {
 		g.remember(wanted)
 	}
 	return status, err
-}
-
-// tokenOf is the bearer token of a request. The API server's proxy takes the usual header away.
-func tokenOf(r *http.Request) string {
-	if token, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); bearer {
-		return token
-	}
-	return r.Header.Get(usage.TokenHeader)
 }
 
 func (g *guard) remembers(p permission) bool {
