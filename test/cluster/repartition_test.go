@@ -63,6 +63,7 @@ func TestRepartition(t *testing.T) {
 	f.onDemand = true
 	f.leader = f.lead()
 	s.startScheduler()
+	t.Cleanup(func() { s.print(len(s.homes), every) }) // also of what ran before a failure
 	s.watch(&v1alpha1.GPUNodeList{}, &corev1.NodeList{}, &corev1.PodList{})
 	f.Eventually(f.discovered, patience, pollEvery).Should(BeTrue())
 	f.policy("{strategy: MIG, mig: {layouts: [{fill: 1g, onDemand: {mode: Apply, profiles: [1g, 3g], idleSeconds: 30}}]}}", "{maxUnavailable: 100%}")
@@ -81,7 +82,6 @@ func TestRepartition(t *testing.T) {
 		<-time.After(rand.N(10 * time.Second)) // or each would come when a kubelet has just published
 	}
 	f.Eventually(s.running, patience, pollEvery).Should(Equal(count), s.why)
-	s.print(count, every)
 }
 
 // seen is that something happened to a node, or a pod that runs there.
@@ -165,23 +165,26 @@ func (s *stopwatch) startScheduler() {
 
 func (s *stopwatch) watch(lists ...client.ObjectList) {
 	for _, list := range lists {
-		w, err := s.client.Watch(s.t.Context(), list)
-		s.Expect(err).NotTo(HaveOccurred())
-		s.t.Cleanup(w.Stop)
-		go func() {
-			before := map[string]client.Object{}
-			for e := range w.ResultChan() {
-				o, is := e.Object.(client.Object)
-				if !is { // the end
-					return
+		before := map[string]client.Object{}
+		s.background(func(ctx context.Context) {
+			for ctx.Err() == nil { // the API server ends a watch after half an hour
+				w, err := s.client.Watch(ctx, list.DeepCopyObject().(client.ObjectList))
+				if err != nil {
+					continue
 				}
-				was := before[o.GetName()]
-				before[o.GetName()] = o
-				if _, isPod := o.(*corev1.Pod); isPod && o.GetNamespace() == users || !isPod && was != nil {
-					s.note(was, o)
+				for e := range w.ResultChan() {
+					o, is := e.Object.(client.Object)
+					if !is {
+						continue
+					}
+					was := before[o.GetName()]
+					before[o.GetName()] = o
+					if _, isPod := o.(*corev1.Pod); isPod && o.GetNamespace() == users || !isPod && was != nil {
+						s.note(was, o)
+					}
 				}
 			}
-		}()
+		})
 	}
 }
 
@@ -252,6 +255,9 @@ func (s *stopwatch) print(count int, every time.Duration) {
 			took[stage], last = append(took[stage], d), last.Add(d)
 		}
 		took["sum"] = append(took["sum"], at["running"].Sub(at["pending"]))
+	}
+	if len(took) == 0 {
+		return
 	}
 	load, _ := os.ReadFile("/proc/loadavg")
 	fmt.Printf("\n%d pods, every %s (0s: one after the other); load %.4s\n\n| pending → | median | p95 | worst |\n|---|---|---|---|\n", count, every, load)
