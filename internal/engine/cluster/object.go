@@ -184,6 +184,7 @@ func PodOf(pod *corev1.Pod, programs *Programs) Pod {
 	p.Serves = p.Serves || p.MountsConfig
 	addDRA(&p, pod)
 	if p.GPU {
+		p.Running = pod.Status.Phase == corev1.PodRunning
 		p.Requests, p.Workload, p.RunsAs = GPURequests(&pod.Spec), workloadOf(pod), runsAs(&pod.Spec)
 		p.InitHolds, p.SharingLabels = HoldsByInit(pod), sharingLabels(&pod.Spec)
 	}

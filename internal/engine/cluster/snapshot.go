@@ -134,6 +134,8 @@ type Pod struct {
 	GPU bool
 	// Requests are the resources of GPUs and instances that it requests; nil for none.
 	Requests map[string]int64
+	// Running reports that the kubelet has admitted it and started a container; set for pods that ask for GPUs.
+	Running bool
 	// RunsAs is the user ID as which all its containers run; nil: they differ, or the pod does not tell.
 	RunsAs *int64
 	// Workload names what has made it, such as "Deployment team/web"; set for pods that ask for GPUs.

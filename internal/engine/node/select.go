@@ -130,7 +130,7 @@ func beingAdmitted(v *View) (pod string, remaining time.Duration) {
 		return "", 0
 	}
 	for i := range v.Node.Pods {
-		if p := &v.Node.Pods[i]; p.GPU && p.Claim == "" && !p.Terminating && justCame(v, p) && !podReported(v, p) {
+		if p := &v.Node.Pods[i]; p.GPU && p.Claim == "" && !p.Terminating && !p.Running && justCame(v, p) && !podReported(v, p) {
 			pod, remaining = p.Namespace+"/"+p.Name, max(remaining, timing.ReportAfter-sinceCame(v, p))
 		}
 	}
