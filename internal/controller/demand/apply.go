@@ -131,14 +131,14 @@ func failedSince(n *cluster.Node, e v1alpha1.GPUDemand) bool {
 	return f != nil && !f.Time.Before(&e.SinceTime)
 }
 
-// takesUsed reports whether a GPU that is to have other instances would lose one in use or, while the agent has not been asked for it, one that was used
-// too lately: a pod may have been given that which was to go.
+// takesUsed reports whether a GPU that is to have other instances would lose one in use or, while the agent has not been asked for them, more than have been
+// idle for long enough: a pod may have been given one that was to go.
 func (r *review) takesUsed(n *cluster.Node, d *gpu.Device, will gpu.State, asked bool) bool {
-	idle := n.IdleSince()
-	return slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool {
-		used := d.InUse(i.ID) || !asked && r.now.Sub(idle[i.UUID]) < r.pool.Idle
-		return used && !slices.ContainsFunc(will.Instances, func(w gpu.Instance) bool { return w.Placement == i.Placement && w.Profile == i.Profile })
-	})
+	goes := func(i gpu.Instance) bool {
+		return !slices.ContainsFunc(will.Instances, func(w gpu.Instance) bool { return w.Placement == i.Placement && w.Profile == i.Profile })
+	}
+	used := func(i gpu.Instance) bool { return d.InUse(i.ID) && goes(i) }
+	return slices.ContainsFunc(d.State.Instances, used) || !asked && n.UsedLately(d, goes, r.pool.Idle, r.now)
 }
 
 // holderAt names who has the instance of a GPU at the place of one that it is to have; empty: nobody.

@@ -33,7 +33,7 @@ func drainAndStop(v *View, targetInSpec bool) Result {
 		return r
 	case !targetInSpec && usedLately(v):
 		r.Reason, r.Message = v1alpha1.ReasonGPUInUse, "what would be destroyed was used too lately; what is made for the pods that wait is decided anew"
-		r.Next = atOnce(RestoreScheduling(v, "its MIG instances were used just now")...)
+		r.Next, r.After = atOnce(RestoreScheduling(v, "its MIG instances were used just now")...), timing.ReportAfter
 		return r
 	case blocked && !tainted && v.FallsBack: // its time is over: nobody is kept off or evicted any more
 		r.Reason, r.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+describeBlockers(v)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
@@ -190,21 +191,18 @@ func mayBeGiven(v *View, p *cluster.Pod) bool {
 	return p.Requests == nil && !v.ForDemand
 }
 
-// usedLately reports whether a change for pods that wait would destroy an instance that was used within idleSeconds: since it was decided, a pod was given one
-// that was to go, and another of that profile would go in its place.
+// usedLately reports whether a change for pods that wait would destroy more instances of a profile than have been idle for idleSeconds: since it was decided, a
+// pod was given one that was to go.
 func usedLately(v *View) bool {
 	if !v.ForDemand || v.Snapshot.Now.IsZero() || v.TargetIsLastGood() || v.Policy == nil || v.Policy.OnDemand() == nil {
 		return false
 	}
-	idle, frees := v.Node.IdleSince(), frees(v, nil)
-	for _, d := range v.Devices {
-		for _, i := range d.State.Instances {
-			if frees(d.UUID, i.ID) && v.Snapshot.Now.Sub(idle[i.UUID]) < time.Duration(v.Policy.OnDemand().IdleSeconds)*time.Second {
-				return true
-			}
-		}
-	}
-	return false
+	idle, frees := time.Duration(v.Policy.OnDemand().IdleSeconds)*time.Second, frees(v, nil)
+	return slices.ContainsFunc(v.Devices, func(d gpu.Device) bool {
+		forPod := func(e v1alpha1.GPUDemand) bool { return e.UUID == d.UUID && e.FirstPod != "" }
+		goes := func(i gpu.Instance) bool { return frees(d.UUID, i.ID) }
+		return slices.ContainsFunc(v.Node.GPU.Status.Demand, forPod) && v.Node.UsedLately(&d, goes, idle, v.Snapshot.Now)
+	})
 }
 
 // sinceCame is for how long the agent can have reported a pod. One that has just come reports all of them anew.

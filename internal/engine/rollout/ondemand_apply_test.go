@@ -1132,7 +1132,7 @@ func TestWhatAChangeForDemandWaitsFor(t *testing.T) {
 			g, c := NewWithT(t), largeOf(t, []sim.Model{sim.A100, sim.A100}, "n0")
 			h := c.hosts["n0"]
 			is.before(c, h)
-			h.GPU.Status.Demand = []v1alpha1.GPUDemand{{UUID: h.devices()[0].UUID, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}, SinceTime: metav1.NewTime(c.Now)}}
+			h.GPU.Status.Demand = []v1alpha1.GPUDemand{{UUID: h.devices()[0].UUID, Instances: []v1alpha1.InstanceCount{{Profile: "7g.40gb", Count: 1}}, FirstPod: "user/w", SinceTime: metav1.NewTime(c.Now)}}
 			c.version["n0"]++
 			for range 100 {
 				if c.acts(); !is.taints || h.HasChangingTaint() {
