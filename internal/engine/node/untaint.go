@@ -70,6 +70,8 @@ func LooksFirst(v *View, actions []action.Action) (first []action.Action, remain
 	plugin := cluster.DeployLabels()[:1]
 	if patch, stops := stopPatch(v, plugin); stops {
 		patch.Why = "stopping NVIDIA's device plugin, which may list MIG instances that are gone"
+		recorded, _ := cluster.Stopped(map[string]string{v1alpha1.AnnotationStopped: *patch.Annotations[v1alpha1.AnnotationStopped]})
+		patch.Annotations[v1alpha1.AnnotationStopped] = cluster.StoppedRecord(recorded, v.Snapshot.Now) // DCGM may have been stopped long before
 		return []action.Action{patch}, 0, true
 	}
 	remaining = v.Node.MarkedAtWorkSince.Add(timing.StopTimeout).Sub(v.Snapshot.Now)
