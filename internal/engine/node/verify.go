@@ -127,15 +127,18 @@ func otherMPSRoot(v *View) string {
 
 // awaitPluginSettled waits until what the node advertises is not the device plugin's default any more, which it
 // advertises at each start. Where the default is the same the plugin is started once more all the same, and the kubelet
-// refuses pods in that moment.
+// refuses pods in that moment. So it does until one is there, while the Node says for up to 10 s more what it offered before: a node that the taint keeps
+// from its users waits for that.
 func awaitPluginSettled(v *View) (Result, bool) {
 	if v.Target.Config == "" || v.Target.Expected == nil {
 		return Result{}, false
 	}
+	serves := false
 	for _, p := range v.Node.Pods {
 		if !isPluginPod(v, p) || !p.MountsConfig || p.Terminating || p.ReadySince.IsZero() {
 			continue
 		}
+		serves = true
 		if remaining := p.ReadySince.Add(timing.PluginSettles).Sub(v.Snapshot.Now); remaining > 0 {
 			return Result{
 				State: Verifying, Reason: v1alpha1.ReasonVerifying, After: remaining,
@@ -143,7 +146,12 @@ func awaitPluginSettled(v *View) (Result, bool) {
 			}, true
 		}
 	}
-	return Result{}, false
+	applied, _ := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
+	since := timing.Latest(ConfigSelectedAt(v), timing.Latest(v.Node.GPU.Spec.ChangeTime.Time, applied.LastTransitionTime.Time))
+	remaining := since.Add(timing.PluginAway).Sub(v.Snapshot.Now)
+	return Result{
+		State: Verifying, Reason: v1alpha1.ReasonVerifying, After: remaining, Message: "Waiting for the device plugin: none is Ready on the node",
+	}, !serves && v.Taint() != nil && remaining > 0
 }
 
 // keepsPluginOff reports whether our taint may keep NVIDIA's device plugin off the node, whose DaemonSet does not

@@ -772,8 +772,9 @@ func (c *site) advertise(h *host) {
 		c.crashes = append(c.crashes, crash{node: h.Name, key: key, leaving: h.Pods[pod].Terminating})
 		return
 	}
+	starts := !h.plugin.running
 	h.plugin.running, h.plugin.selected = true, key
-	if h.skew != 0 {
+	if h.skew != 0 || starts {
 		h.Pods[pod].ReadySince = c.Now.Add(h.skew)
 	}
 	h.forgetHealth()
