@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -20,10 +21,13 @@ import (
 
 // slowly lets seconds pass beside a kubelet that publishes what the node offers every 10 seconds, until the taint of a change has come and gone. The node must then
 // list what is there.
-func (c *applied) slowly(t *testing.T, h *host, phase int) {
+func (c *applied) slowly(t *testing.T, h *host, phase int, happens ...func()) {
 	t.Helper()
 	published, sick, tainted := maps.Clone(h.Allocatable), maps.Clone(h.Unallocatable), false
-	for second := range 120 {
+	for second := range 1500 {
+		for _, do := range happens {
+			do()
+		}
 		is, unhealthy := h.Allocatable, h.Unallocatable
 		if (second+phase)%10 == 0 {
 			published, sick = maps.Clone(is), maps.Clone(unhealthy)
@@ -98,6 +102,26 @@ func TestALayoutThatMovesBetweenGPUs(t *testing.T) {
 			c.Policies[0].Spec.Sharing.MIG = layouts("3g", "7g")
 			c.Policies[0].Generation++
 			c.slowly(t, h, phase)
+		})
+	}
+}
+
+// TestAChangeThatFails leaves the node with instances that are made anew, as many as before. The driver cannot make what the pod waits for.
+func TestAChangeThatFails(t *testing.T) {
+	for phase := range 10 {
+		t.Run(fmt.Sprint(phase), func(t *testing.T) {
+			c := largeOn(t, "n0")
+			h := c.hosts["n0"]
+			h.hardware.Fail = func(op sim.Op, _ string) error {
+				if op == sim.OpCreateInstance && h.GPU.Status.Rollout.Failed == nil {
+					return errors.New("the driver fails")
+				}
+				return nil
+			}
+			c.waits("7g.40gb", 0)
+			c.edited = true
+			c.schedule()
+			c.slowly(t, h, phase, c.decides)
 		})
 	}
 }
