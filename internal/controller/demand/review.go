@@ -235,15 +235,18 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 	holdUnusable(n, r.pool.GPUs[from:])
 }
 
-// holdUnusable has nothing of a node that takes no pods count as idle.
+// holdUnusable has nothing of a node count as idle that takes no pods, or soon is no more, and makes nothing there. Autoscalers need not cordon it.
 func holdUnusable(n *cluster.Node, gpus []demand.GPU) {
-	cordoned := func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnschedulable }
-	if !n.IsLost() && !slices.ContainsFunc(n.Taints, cordoned) {
+	leaves := func(t corev1.Taint) bool {
+		return slices.Contains([]string{corev1.TaintNodeUnschedulable, "karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"}, t.Key)
+	}
+	if !n.IsLost() && !slices.ContainsFunc(n.Taints, leaves) {
 		return
 	}
-	for _, g := range gpus {
-		for i := range g.Instances {
-			g.Instances[i].Holder = cmp.Or(g.Instances[i].Holder, "a node that takes no pods") // nothing of it is a reserve
+	for g := range gpus {
+		gpus[g].Frozen = true
+		for i := range gpus[g].Instances {
+			gpus[g].Instances[i].Holder = cmp.Or(gpus[g].Instances[i].Holder, "a node that takes no pods") // nothing of it is a reserve
 		}
 	}
 }
