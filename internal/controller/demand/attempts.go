@@ -211,6 +211,9 @@ func (r *review) used(of asker, since time.Time) (pods int) {
 		}
 	}
 	for _, n := range r.nodes {
+		if r.overbooked[[2]string{n.Name, plan.ResourceOf(of.profile)}] != "" {
+			continue // who comes there has none
+		}
 		for i := range n.Pods {
 			if p := &n.Pods[i]; p.Namespace == of.namespace && p.Requests[plan.ResourceOf(of.profile)] > 0 && !p.Scheduled.Before(since) {
 				pods++

@@ -262,9 +262,14 @@ func (c *Controller) gather(ctx context.Context, onDemand map[string]bool, gpuNo
 		return nil, nil, err
 	}
 	var waiting []*corev1.Pod
+	chosen := s.NodesByName()
 	for i := range pods {
-		if Waits(&pods[i]) {
+		n := chosen[pods[i].Status.NominatedNodeName]
+		switch {
+		case Waits(&pods[i]):
 			waiting = append(waiting, &pods[i])
+		case n != nil && cluster.Waits(&pods[i]):
+			n.AddPod(&pods[i], programs) // it will be bound whatever taint comes (NominatedNodeNameForExpectation), or when those are gone that it preempts
 		}
 	}
 	return s, waiting, nil

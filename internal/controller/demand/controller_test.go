@@ -69,6 +69,7 @@ func TestDemand(t *testing.T) {
 		"a policy that is gone: what GPUs have stays until they are released": outlives,
 		"a request of which no node can have as many is no demand at all":     tooMany,
 		"a pod that GPUs of two policies could serve is served once":          twoPolicies,
+		"what a pod is nominated for is not destroyed for another":            nominated,
 	} {
 		t.Run(name, func(t *testing.T) { test(newSite(t, cluster)) })
 	}
@@ -423,4 +424,23 @@ func twoPolicies(s *site) {
 	}
 	status, _ := s.reported()
 	s.Expect(status.Pods).To(BeZero())
+}
+
+// nominated is a pod for which the scheduler has chosen the node and holds the instance, while a plugin of it permits or prepares the binding (a gang that is
+// not complete, a volume: NominatedNodeNameForExpectation, on by default since Kubernetes 1.35). It binds whatever taint comes meanwhile.
+func nominated(s *site) {
+	of := small()
+	of.Mode = v1alpha1.OnDemandModeApply
+	s.policy(of)
+	s.observed("research")
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "chosen"}}
+	pod.Spec.Containers = []corev1.Container{{Name: "c", Image: "example.invalid/main", Resources: corev1.ResourceRequirements{
+		Limits: corev1.ResourceList{"nvidia.com/mig-7g.40gb": resource.MustParse("1")},
+	}}}
+	s.Expect(s.cluster.Client.Create(s.t.Context(), pod)).To(Succeed())
+	pod.Status.NominatedNodeName = "n1"
+	s.Expect(s.cluster.Client.Status().Update(s.t.Context(), pod)).To(Succeed())
+	s.waits("a", "1")
+	_, is := s.reconcile()
+	s.Expect(s.decided()).To(BeEmpty(), is.Message)
 }

@@ -40,9 +40,14 @@ func (r *review) status() *v1alpha1.OnDemandStatus {
 			one.Reason = cmp.Or(reasons[outcome.Reason], v1alpha1.ReasonGPUsChanging)
 			one.UntilTime = metav1.NewTime(outcome.Until)
 		}
+		by := r.overbookedBy(class.Asks)
+		booked := outcome.Unmet > 0 && outcome.Reason == demand.NotAllowed && len(by) > 0
+		if booked {
+			one.Reason, one.Holders = v1alpha1.ReasonNoIdleRoom, by
+		}
 		s.Pods, s.Ready, s.Planned, s.Unmet = s.Pods+one.Pods, s.Ready+one.Ready, s.Planned+one.Planned, s.Unmet+one.Unmet
 		if one.Unmet > 0 && r.unmet == nil {
-			r.unmet = &one
+			r.unmet, r.booked = &one, booked
 		}
 		if len(s.Requests) < v1alpha1.MostDemands {
 			s.Requests = append(s.Requests, one)
@@ -92,7 +97,10 @@ func number(n int) int32 { return int32(n) }
 func (r *review) condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
 	is := metav1.Condition{Type: v1alpha1.ConditionDemandMet, Status: metav1.ConditionFalse}
 	planned, reason := "which mode Advise leaves as they are", v1alpha1.ReasonRepartitionAdvised
-	if r.applies {
+	switch {
+	case r.applies && r.paused:
+		planned, reason = "which are made once the rollout goes on", v1alpha1.ReasonPaused
+	case r.applies:
 		planned, reason = "which are being made", v1alpha1.ReasonRepartitioning
 	}
 	would := fmt.Sprintf("%d pods wait for MIG instances: %d find idle ones, %d would start if %d GPUs had others (status.onDemand.changes), %s",
@@ -102,11 +110,11 @@ func (r *review) condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
 		is.Status, is.Reason, is.Message = metav1.ConditionTrue, v1alpha1.ReasonNoDemand, "No pod waits for MIG instances of the policy's GPUs"
 	case s.Unmet > 0:
 		is.Reason = r.unmet.Reason
-		is.Message = fmt.Sprintf("%s, %d would not, such as %s%s", would, s.Unmet, r.unmet.FirstPod, why(r.unmet))
+		is.Message = fmt.Sprintf("%s, %d would not, such as %s%s", would, s.Unmet, r.unmet.FirstPod, r.why())
 	case s.Planned > 0:
 		is.Reason, is.Message = reason, would
 	case r.making:
-		is.Reason = reason
+		is.Reason = v1alpha1.ReasonRepartitioning
 		is.Message = fmt.Sprintf("%d pods wait, and the MIG instances that they ask for are idle or being made", s.Pods)
 	default:
 		is.Status, is.Reason = metav1.ConditionTrue, v1alpha1.ReasonInstancesIdle
@@ -119,8 +127,12 @@ func (r *review) condition(s *v1alpha1.OnDemandStatus) metav1.Condition {
 	return is
 }
 
-func why(d *v1alpha1.DemandStatus) string {
+// why is why nothing can be done for the first pods for which that is so.
+func (r *review) why() string {
+	d := r.unmet
 	switch {
+	case r.booked:
+		return ": before them are pods that ask for more than their nodes have: " + strings.Join(d.Holders, ", ")
 	case len(d.Holders) > 0:
 		return ": what would have to be destroyed is held by " + strings.Join(d.Holders, ", ")
 	case d.Reason == v1alpha1.ReasonAdvertisedNotScheduled:

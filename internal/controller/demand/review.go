@@ -72,15 +72,17 @@ type review struct {
 	noted      []demand.GPU       // of the last of these
 	resting    map[layout]map[string]int
 	index      map[[2]string]int
-	overbooked map[[2]string]bool // nodes with fewer instances of a resource than their pods ask for
+	overbooked map[[2]string]string // a pod that has none, by node with fewer instances of a resource than its pods ask for, and resource
 	classes    []demand.Class
 	pods       [][]*corev1.Pod // of each class, the one that has waited longest first
 	kinds      []kind          // of each class
 	decision   demand.Decision
 	unmet      *v1alpha1.DemandStatus // the first with pods for which nothing can be done
+	booked     bool                   // its holders are pods that have none of what they ask for (overbooked)
 	beyond     int                    // pods of kinds that were not looked at
 	applies    bool
 	making     bool                            // a change is under way
+	paused     bool                            // the rollout
 	decided    map[string][]v1alpha1.GPUDemand // by node; only where it applies
 	now        time.Time
 	next       time.Time // when to look again at changes that are under way
@@ -167,7 +169,7 @@ func (r *review) serves(planned bool) (pods []*corev1.Pod) {
 
 func reviewOf(m *demand.Memory, p *v1alpha1.GPUSharingPolicy, s *cluster.Snapshot) *review {
 	r := &review{
-		memory: m, now: s.Now, profiles: map[string]string{}, sizes: map[string]int{}, index: map[[2]string]int{}, overbooked: map[[2]string]bool{}, applies: policy.Applies(p),
+		memory: m, now: s.Now, profiles: map[string]string{}, sizes: map[string]int{}, index: map[[2]string]int{}, overbooked: map[[2]string]string{}, applies: policy.Applies(p), paused: p.Spec.Rollout.Paused,
 		decided: map[string][]v1alpha1.GPUDemand{}, resting: map[layout]map[string]int{},
 	}
 	of := Of(p)
@@ -200,7 +202,9 @@ func (r *review) look(at time.Time) {
 func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time.Time) {
 	ready := condition.IsTrue(n.GPU.Status.Conditions, v1alpha1.ConditionReady)
 	devices, idle := plan.Devices(n.GPU.Status.Devices), n.IdleSince()
+	frozen := !ready || cluster.IsKarpenters(n) && n.Labels[cluster.LabelInitialized] != cluster.LabelTrue // no taint would keep pods off (node.MustStayUntainted)
 	from, isOn := len(r.pool.GPUs), map[[2]string]bool{}
+	var others []demand.GPU
 	for i := range n.Pods {
 		isOn[[2]string{n.Pods[i].Namespace, n.Pods[i].Name}] = true
 	}
@@ -210,14 +214,12 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 		d.Holders = slices.DeleteFunc(d.Holders, func(h gpu.Holder) bool { return !isOn[[2]string{h.Namespace, h.Pod}] })
 		of := plan.LayoutOf(*p.Spec.Sharing.MIG, *d)
 		if !plan.Matches(p.Spec.GPUSelector, *d) || of == nil || of.OnDemand == nil || len(d.Profiles) == 0 {
+			others = append(others, demand.GPU{Instances: instances(d, idle)})
 			continue
 		}
 		g := demand.GPU{
-			Node: n.Name, UUID: d.UUID, Model: r.model(d), Frozen: !ready || !d.State.MIG || d.PendingMIG != d.State.MIG || d.ProcessesUnknown,
-			Withheld: !ready || n.HasChangingTaint(),
-		}
-		for _, i := range d.State.Instances {
-			g.Instances = append(g.Instances, demand.Instance{Instance: i, Holder: holderOf(d, i.ID), IdleSince: idle[i.UUID]})
+			Node: n.Name, UUID: d.UUID, Model: r.model(d), Frozen: frozen || !d.State.MIG || d.PendingMIG != d.State.MIG || d.ProcessesUnknown,
+			Withheld: !ready || n.HasChangingTaint(), Instances: instances(d, idle),
 		}
 		if r.applies {
 			g.Resting = r.restingOf(p, d, layout{of, g.Model})
@@ -231,8 +233,16 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 	}
 	r.nodes = append(r.nodes, n)
 	r.noteMost(r.pool.GPUs[from:])
-	r.promise(n, devices, r.pool.GPUs[from:], now)
+	r.promise(n, devices, slices.Concat(r.pool.GPUs[from:], others), now)
 	holdUnusable(n, r.pool.GPUs[from:])
+}
+
+// instances are those of a GPU, with who has each, or since when none has.
+func instances(d *gpu.Device, idle map[string]time.Time) (list []demand.Instance) {
+	for _, i := range d.State.Instances {
+		list = append(list, demand.Instance{Instance: i, Holder: holderOf(d, i.ID), IdleSince: idle[i.UUID]})
+	}
+	return list
 }
 
 // holdUnusable has nothing of a node count as idle that takes no pods, or soon is no more, and makes nothing there. Autoscalers need not cordon it.
@@ -336,7 +346,7 @@ func (r *review) promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GP
 			lacks[of] = count - has[of]
 		}
 		for _, of := range giveIdle(gpus, lacks, name) {
-			r.overbooked[[2]string{n.Name, of}] = true
+			r.overbooked[[2]string{n.Name, of}] = name
 		}
 		if now.Sub(pod.Scheduled) < timing.ReportAfter {
 			giveIdle(gpus, has, "")
@@ -416,7 +426,7 @@ func (r *review) classify(pods []*corev1.Pod, attempts Attempts, now time.Time) 
 func (r *review) bookable(nodes map[string]bool, asks map[string]int) map[string]bool {
 	booked := func(n *cluster.Node) bool {
 		for profile := range asks {
-			if r.overbooked[[2]string{n.Name, plan.ResourceOf(profile)}] {
+			if r.overbooked[[2]string{n.Name, plan.ResourceOf(profile)}] != "" {
 				return true
 			}
 		}
@@ -430,6 +440,19 @@ func (r *review) bookable(nodes map[string]bool, asks map[string]int) map[string
 		is[n.Name] = (nodes == nil || nodes[n.Name]) && !booked(n)
 	}
 	return is
+}
+
+// overbookedBy are pods that have none of what they ask for, on nodes where those that ask for something wait behind them.
+func (r *review) overbookedBy(asks map[string]int) []string {
+	by := map[string]bool{}
+	for _, n := range r.nodes {
+		for profile := range asks {
+			by[r.overbooked[[2]string{n.Name, plan.ResourceOf(profile)}]] = true
+		}
+	}
+	delete(by, "")
+	names := slices.Sorted(maps.Keys(by))
+	return names[:min(len(names), demand.MostBlockers)]
 }
 
 // kind is what the pods of a class have in common.

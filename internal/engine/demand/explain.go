@@ -12,8 +12,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/mig"
 )
 
-// maxBlockers bounds the pods that an outcome names.
-const maxBlockers = 3
+// MostBlockers bounds the pods that an outcome names.
+const MostBlockers = 3
 
 // explain says of each class with pods that wait on why they do: the first thing that would have to be left out of
 // account so that one more of them could be served.
@@ -162,7 +162,7 @@ func (c *chooser) blockers(class Class) (pods []string) {
 			}
 		}
 	}
-	return pods[:min(len(pods), maxBlockers)]
+	return pods[:min(len(pods), MostBlockers)]
 }
 
 func holders(instances []Instance, at gpu.Placement) (pods []string) {
