@@ -774,8 +774,10 @@ func (c *site) advertise(h *host) {
 	}
 	starts := !h.plugin.running
 	h.plugin.running, h.plugin.selected = true, key
-	if h.skew != 0 || starts {
+	if h.skew != 0 {
 		h.Pods[pod].ReadySince = c.Now.Add(h.skew)
+	} else if starts && !h.flips { // it never offers its default
+		h.Pods[pod].ReadySince = c.Now.Add(-timing.PluginSettles)
 	}
 	h.forgetHealth()
 	if h.broken != nil && h.broken(c.Snapshot) {
