@@ -387,7 +387,9 @@ func (s *run) round() (active bool) {
 	for _, answered := range []func() bool{
 		func() bool { return s.reconciles.Load() > reconciles },
 		func() bool {
-			return !slices.ContainsFunc(s.Machines(), func(p *place) bool { return !p.off && !p.down.Load() && p.looks.Load() == looks[p.name] })
+			return !slices.ContainsFunc(s.Machines(), func(p *place) bool { // an agent without a GPUNode has never looked
+				return !p.off && !p.down.Load() && p.looks.Load() == looks[p.name] && looks[p.name] > 0
+			})
 		},
 	} {
 		s.poll(deadline, answered)
