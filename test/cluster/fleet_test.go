@@ -79,7 +79,8 @@ type fleet struct {
 	before     cluster.Snapshot // the cluster before a policy was there
 	evicted    []string         // pods that had to go
 	leader     func()           // ends the controllers
-	onDemand   bool             // the feature gate OnDemandMIG
+
+	demands func(*demand.Controller, manager.Manager) error // starts that of MIG on demand; nil: its feature gate is off
 }
 
 // skewed is a clock that is ahead.
@@ -202,8 +203,8 @@ func (f *fleet) lead() (stop func()) {
 		Reader: mgr.GetAPIReader(), Clock: f.paces, Events: mgr.GetEventRecorder("controller"), Namespace: ownNamespace,
 		PluginConfig: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), f.stamps, pluginconfig.StandAlone{}).CopyTo(ownNamespace),
 	}).Register(f.t.Context(), mgr)).To(Succeed())
-	if f.onDemand {
-		f.Expect(demand.New(mgr.GetClient(), f.paces, mgr.GetEventRecorder("controller")).Register(mgr)).To(Succeed())
+	if f.demands != nil {
+		f.Expect(f.demands(demand.New(mgr.GetClient(), f.clock, mgr.GetEventRecorder("controller")), mgr)).To(Succeed())
 	}
 	return f.background(func(ctx context.Context) { _ = mgr.Start(ctx) })
 }

@@ -43,7 +43,9 @@ func happenings() history.Happenings[*run] {
 
 // lateHappenings are those of seeds from history.Late up alone. A new kind of event that only this world can play is added here.
 func lateHappenings() history.Happenings[*run] {
-	return history.Happenings[*run]{"late-forgets": (*run).forgetsEvent, "tenant": (*run).tenantEvent}
+	return history.Happenings[*run]{
+		"late-forgets": (*run).forgetsEvent, "tenant": (*run).tenantEvent, "demand": (*run).onDemandEvent, "demands": (*run).onDemandEvent, "wait-for": (*run).waitEvent, "wait-fors": (*run).waitEvent,
+	}
 }
 
 func (p *place) NodeName() string        { return p.name }
@@ -52,19 +54,33 @@ func (p *place) IsOff() bool             { return p.off }
 func (p *place) Hardware() *sim.Hardware { return p.hardware }
 func (p *place) EndAgent()               { p.down.Store(true) }
 
-func (s *run) Begin()                             { s.record.begin() }
 func (s *run) Reconcile(n int)                    { s.rounds(n/3, s.random) }
 func (s *run) Pass(d time.Duration)               { s.rest(d, 40) }
 func (s *run) MostMachines() int                  { return 3 }
-func (s *run) Repair(*place)                      {}
 func (s *run) HasClusterPolicy() bool             { return true }
 func (s *run) DeleteConfigMap()                   { s.deleted(ourConfigMap()) }
 func (s *run) DeleteNodeFeature(name string) bool { return s.deleted(ourNodeFeature(name)) }
 func (s *run) EndPod(_ *place, name string)       { s.ended(name) }
 
+func (s *run) Begin() {
+	s.record.begin()
+	s.waiting.were = s.waiting.calm
+	s.disturbed()
+}
+
+// Repair ends the pods that still wait.
+func (s *run) Repair(*place) {
+	for name := range s.waiting.pods {
+		s.ended(name)
+	}
+	clear(s.waiting.pods)
+	s.waiting.late = nil
+}
+
 func (s *run) DeleteClusterPolicy(random *rand.Rand) {
 	s.deleted(theClusterPolicy())
 	s.rounds(random.IntN(6), random)
+	s.disturbed()
 }
 
 func (s *run) Serial() int {
@@ -648,6 +664,7 @@ func (s *run) draEvent(random *rand.Rand) {
 	if had = s.deleted(draPod(p.name)) || had; had {
 		s.Tell("NVIDIA's DRA driver of %s ends", p.name)
 		s.rounds(1+random.IntN(3), random)
+		s.disturbed()
 	}
 	if random.IntN(3) > 0 && !p.off {
 		s.Eventually(func() error { return s.client.Create(s.t.Context(), sign.DeepCopyObject().(client.Object)) }, patience, pollEvery).

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -34,8 +35,9 @@ func TestHistories(t *testing.T) {
 		Prefix: "CLUSTER_", Test: "./test/cluster -run '^TestHistories$'", Kinds: slices.Concat(kinds(), lateKinds()), Of: historyOf,
 		Whole: os.Getenv("CLUSTER_SHRINK") == "",
 	}
+	of := &tally{}
 	if os.Getenv("CLUSTER_HISTORY") != "" {
-		stage.Play = on(t, newSite(t))
+		stage.Play = on(t, newSite(t), of)
 		stage.Replay(t)
 		return
 	}
@@ -48,7 +50,7 @@ func TestHistories(t *testing.T) {
 				t.Parallel()
 				site := newSite(t)
 				stage := stage
-				stage.Play = on(t, site)
+				stage.Play = on(t, site, of)
 				stage.PlayAll(t, s)
 				if denied, err := site.cluster.Denied(t.Context(), env.ControllerWrites); err != nil || denied > 0 {
 					t.Errorf("%d writes that config/manager/admission.yaml does not list, %v", denied, err)
@@ -57,6 +59,7 @@ func TestHistories(t *testing.T) {
 		}
 	})
 	s.Report(t)
+	t.Logf("%d of %d late histories have a repartition for a pod", of.repartitioned.Load(), of.late.Load())
 	t.Logf("%s of CPU without API server and etcd", (processorTime() - cpu).Round(time.Second))
 }
 
@@ -82,8 +85,11 @@ func historyOf(seed uint64) history.History {
 func kinds() []string     { return happenings().Names(history.Events[*place]().Names()...) }
 func lateKinds() []string { return lateHappenings().Names(history.LateEvents[*place]().Names()...) }
 
+// tally counts histories of late seeds, and those in which a GPU is repartitioned for a pod.
+type tally struct{ late, repartitioned atomic.Int64 }
+
 // on plays histories, each in a cluster of its own.
-func on(t *testing.T, site *fleet) func(history.History, bool) (string, []string) {
+func on(t *testing.T, site *fleet, of *tally) func(history.History, bool) (string, []string) {
 	t.Helper()
 	return func(h history.History, _ bool) (broken string, told []string) {
 		t.Run(fmt.Sprint(h.Seed), func(t *testing.T) {
@@ -91,12 +97,24 @@ func on(t *testing.T, site *fleet) func(history.History, bool) (string, []string
 			s := newRun(t, site, h.Seed)
 			broken, told = history.Play(s, h, happenings(), lateHappenings()), s.told
 			t.Logf("%d events, %s", len(h.Events), time.Since(begun).Round(100*time.Millisecond))
+			if h.Seed < history.Late {
+				return
+			}
+			if of.late.Add(1); s.repartitioned() {
+				of.repartitioned.Add(1)
+				t.Log("with a repartition")
+			}
 		})
 		return broken, told
 	}
 }
 
 func (s *run) EndFaults() {
+	for _, w := range s.waiting.pods {
+		if w.kind == "never" {
+			w.kind = "replica"
+		}
+	}
 	for _, p := range s.Machines() {
 		p.hardware.Fail = nil
 		p.deaf.Store(false)
@@ -125,6 +143,7 @@ func (s *run) Rest() {
 	history.Bounded(s, "in 8h in which nobody else does anything", history.MostAtRest)
 	s.Tell("everything rests: %s", s.counted())
 	s.rested = s.world()
+	s.allServed()
 }
 
 // containersWaiting are the containers of all nodes that do not run, and why not, with the first GPU of the node.

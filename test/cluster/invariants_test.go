@@ -78,6 +78,9 @@ func (s *run) evicts(name string, status int) {
 		}
 	}
 	s.mu.Unlock()
+	if _, calm := s.isCalm(home); calm {
+		s.Breaks("demand", "%s is evicted from %s", name, home)
+	}
 	if kind == "bystander" && (!s.mayEmpty() || !s.mustReboot(home)) {
 		s.Breaks("harmless", "%s is evicted from %s, which has no GPU", name, home)
 	}
@@ -157,6 +160,9 @@ func (s *run) touches(p *place, op sim.Op, uuid string, instance int) error {
 	if !s.mayChange(p, uuid) {
 		s.Breaks("harmless", "GPU %s of %s is changed (%s), which no policy selects", uuid, p.name, op)
 	}
+	if _, calm := s.isCalm(p.name); calm && (op == sim.OpSetMIG || op == sim.OpReset) {
+		s.Breaks("demand", "GPU %s of %s is changed (%s)", uuid, p.name, op)
+	}
 	return s.takes(p, op, uuid, instance)
 }
 
@@ -199,7 +205,7 @@ func (s *run) nodeOf(p *place) *cluster.Node {
 
 func (s *run) Desired(p *place) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
 	n := s.nodeOf(p)
-	node := policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Policy: n.GPU.Spec.PolicyName, Numbering: n.GPU.Spec.Numbering}
+	node := policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Policy: n.GPU.Spec.PolicyName, Numbering: n.GPU.Spec.Numbering, Demand: n.GPU.Status.Demand}
 	if by = policy.Rank(s.rested.Policies).Govern(node).By; by != nil {
 		want, err = policy.DesiredState(by, node)
 	}

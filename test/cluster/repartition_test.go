@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/controller/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -60,7 +61,7 @@ func TestRepartition(t *testing.T) {
 	}
 	f.wakeNodes()
 	f.runAgents()
-	f.onDemand = true
+	f.demands = (*demand.Controller).Register
 	f.leader = f.lead()
 	s.startScheduler()
 	t.Cleanup(func() { s.print(len(s.homes), every) }) // also of what ran before a failure

@@ -59,6 +59,7 @@ type run struct {
 	theirs     map[string]bool // node and label or annotation that another controller has written
 	backup     []client.Object
 	rested     cluster.Snapshot // when everything last rested
+	waiting    waiting
 
 	facts    sync.RWMutex // guards what follows, the machines, and born and slots of the places
 	places   map[string]*place
@@ -106,6 +107,9 @@ func newRun(t *testing.T, site *fleet, seed uint64) *run {
 	t.Helper()
 	s := bareRun(t, site, seed)
 	random := rand.New(rand.NewPCG(seed, 2))
+	if seed >= history.Late {
+		s.demands = s.reviews
+	}
 	s.apply(clusterPolicy)
 	s.record = newRecord(s.fleet)
 	for i := range []int{1, 1, 2, 2, 3}[random.IntN(5)] {
@@ -126,6 +130,9 @@ func bareRun(t *testing.T, site *fleet, seed uint64) *run {
 	s := &run{
 		fleet: &f, random: rand.New(rand.NewPCG(seed, 0)), places: map[string]*place{}, policies: map[string][]v1alpha1.GPUSharingPolicy{},
 		kinds: map[string]string{}, homes: map[string]string{}, theirs: map[string]bool{}, count: map[string]int{}, others: map[string]int{}, gone: map[string]string{}, ends: map[string]bool{},
+	}
+	s.waiting = waiting{
+		random: rand.New(rand.NewPCG(seed, 5)), asks: make(chan struct{}, 1), pods: map[string]*waits{}, calm: map[string]calm{},
 	}
 	t.Cleanup(s.empty)
 	watched := func(c *rest.Config, note func(*http.Request, int, string)) *rest.Config {
@@ -374,6 +381,13 @@ const answerWithin = 20 * time.Second
 // whether anybody has written anything.
 func (s *run) round() (active bool) {
 	before := s.written.Load()
+	s.noteCalm()
+	late := slices.Clone(s.waiting.late)
+	for _, name := range late {
+		if history.Maybe(s.waiting.random) {
+			s.bind(name)
+		}
+	}
 	looks, reconciles := map[string]int64{}, s.reconciles.Load()
 	for _, p := range s.Machines() {
 		looks[p.name] = p.looks.Load()
@@ -385,12 +399,18 @@ func (s *run) round() (active bool) {
 	s.wake()
 	deadline := time.Now().Add(answerWithin)
 	for _, answered := range []func() bool{
+		s.review(),
 		func() bool { return s.reconciles.Load() > reconciles },
 		func() bool {
-			return !slices.ContainsFunc(s.Machines(), func(p *place) bool { return !p.off && !p.down.Load() && p.looks.Load() == looks[p.name] })
+			return !slices.ContainsFunc(s.Machines(), func(p *place) bool { // an agent without a GPUNode has never looked
+				return !p.off && !p.down.Load() && p.looks.Load() == looks[p.name] && looks[p.name] > 0
+			})
 		},
 	} {
 		s.poll(deadline, answered)
+	}
+	for _, name := range late {
+		s.bind(name)
 	}
 	return s.written.Load() != before
 }
@@ -408,6 +428,7 @@ func (s *run) nodesAct() {
 	}
 	_ = s.operator.Reconcile(s.t.Context())
 	s.comeBack()
+	s.schedule()
 }
 
 // poll looks every few milliseconds whether something is so.
@@ -431,7 +452,11 @@ func (s *run) rounds(n int, random *rand.Rand) {
 			return
 		}
 		s.round()
-		s.clock.skip(time.Duration(1+random.IntN(3)) * time.Second)
+		d := time.Duration(1+random.IntN(3)) * time.Second
+		if len(s.waiting.late) > 0 {
+			d = min(d, 2*time.Second) // a scheduler takes no longer to bind
+		}
+		s.clock.skip(d)
 	}
 }
 
