@@ -36,7 +36,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
 // fieldManager owns GPUNode.spec and the status of policies.
@@ -77,7 +76,6 @@ type Controller struct {
 	pools             map[string]knownPool     // what is published of each node, from the last reconcile
 	nodePools         watchedKind              // nodePoolKind
 	refusals          refusals
-	reported          map[string]time.Time // when the status of a policy was reported last
 	publishers        publishers
 	deleted           map[string]types.UID // NodeFeatures of ours that the cache may still show, by node
 	deletedTaintRules map[types.UID]bool   // DeviceTaintRules of ours that the cache may still show
@@ -90,7 +88,7 @@ type Controller struct {
 // New returns a controller.
 func New(c client.Client, o Options) *Controller {
 	return &Controller{
-		client: c, metrics: newMetrics(), Options: o, deleted: map[string]types.UID{}, publishers: publishers{}, reported: map[string]time.Time{},
+		client: c, metrics: newMetrics(), Options: o, deleted: map[string]types.UID{}, publishers: publishers{},
 		slices: watchedKind{GroupKind: sliceKind}, claims: watchedKind{GroupKind: claimKind},
 		classes: watchedKind{GroupKind: classKind}, rules: watchedKind{GroupKind: taintRuleKind}, deletedTaintRules: map[types.UID]bool{},
 		nodePools: watchedKind{GroupKind: nodePoolKind},
@@ -163,7 +161,6 @@ func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result
 		}
 	}
 	c.undecided = time.Time{}
-	failed := errors.Join(r.execute(ctx, decision), r.writer.disown(ctx))
-	after, err := r.report(ctx, decision)
-	return reconcile.Result{RequeueAfter: timing.Sooner(r.again(decision.After), after)}, errors.Join(failed, err)
+	err = errors.Join(r.execute(ctx, decision), r.writer.disown(ctx), r.report(ctx, decision))
+	return reconcile.Result{RequeueAfter: r.again(decision.After)}, err
 }

@@ -254,6 +254,5 @@ func (c *Controller) reportUndecided(ctx context.Context, reason error, now time
 		return err
 	}
 	message := fmt.Sprintf("The controller decides nothing since %s: %s", c.undecided.UTC().Format(time.RFC3339), reason)
-	_, err = newReconciliation(c, s).report(ctx, rollout.Decision{Policies: rollout.Undecided(s.snapshot.Policies, message, now)})
-	return err
+	return newReconciliation(c, s).report(ctx, rollout.Decision{Policies: rollout.Undecided(s.snapshot.Policies, message, now)})
 }

@@ -12,7 +12,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -28,7 +27,6 @@ import (
 	applyv1alpha1 "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/drain"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/ssa"
@@ -429,41 +427,24 @@ func (w *writer) deleteServed(ctx context.Context, object *unstructured.Unstruct
 	return wrote, err
 }
 
-// statusEvery is how long a status is good that is right but for what its nodes are at, or how its reasons are worded: many nodes change it many times.
-const statusEvery = 2 * time.Second
-
-// report applies the status of each policy, also when actions failed, and announces what is new about it. after is when to report one that rests meanwhile.
-func (r *reconciliation) report(ctx context.Context, d rollout.Decision) (after time.Duration, err error) {
+// report applies the status of each policy, also when actions failed, and announces what is new about it.
+func (r *reconciliation) report(ctx context.Context, d rollout.Decision) error {
 	var errs []error
-	now := r.Clock.Now()
-	maps.DeleteFunc(r.reported, func(name string, _ time.Time) bool { return r.policies[name] == nil })
 	for _, name := range slices.Sorted(maps.Keys(d.Policies)) {
-		policy, found := r.policies[name]
-		if !found || equality.Semantic.DeepEqual(ownStatus(policy), d.Policies[name]) {
-			continue // what an apply compares costs much more, for each policy in each reconcile
+		if policy, found := r.policies[name]; found {
+			errs = append(errs, r.reportPolicy(ctx, policy, d.Policies[name], d.Nodes))
 		}
-		if age := now.Sub(r.reported[name]); age >= 0 && age < statusEvery && sameVerdicts(&policy.Status, d.Policies[name].Conditions) {
-			after = timing.Sooner(after, statusEvery-age)
-			continue
-		}
-		r.reported[name] = now
-		errs = append(errs, r.reportPolicy(ctx, policy, d.Policies[name], d.Nodes))
 	}
-	return after, errors.Join(errs...)
-}
-
-// sameVerdicts reports whether conditions are as true as those of a status, for the same generation.
-func sameVerdicts(was *v1alpha1.GPUSharingPolicyStatus, is []metav1.Condition) bool {
-	return !slices.ContainsFunc(is, func(c metav1.Condition) bool {
-		old, had := condition.Find(was.Conditions, c.Type)
-		return !had || old.Status != c.Status || old.ObservedGeneration != c.ObservedGeneration
-	})
+	return errors.Join(errs...)
 }
 
 // reportPolicy applies the status of a policy. The nodes are the states of all nodes.
 func (r *reconciliation) reportPolicy(
 	ctx context.Context, policy *v1alpha1.GPUSharingPolicy, status v1alpha1.GPUSharingPolicyStatus, nodes []rollout.NodeState,
 ) error {
+	if equality.Semantic.DeepEqual(ownStatus(policy), status) {
+		return nil // what an apply compares costs much more, for each policy in each reconcile
+	}
 	configuration, err := ssa.Configuration[applyv1alpha1.GPUSharingPolicyStatusApplyConfiguration](status)
 	if err != nil {
 		return err
