@@ -138,7 +138,7 @@ func (r *review) takesUsed(n *cluster.Node, d *gpu.Device, will gpu.State, asked
 		return !slices.ContainsFunc(will.Instances, func(w gpu.Instance) bool { return w.Placement == i.Placement && w.Profile == i.Profile })
 	}
 	used := func(i gpu.Instance) bool { return d.InUse(i.ID) && goes(i) }
-	return slices.ContainsFunc(d.State.Instances, used) || !asked && n.UsedLately(d, goes, r.pool.Idle, r.now)
+	return slices.ContainsFunc(d.State.Instances, used) || !asked && plan.UsedLately(d, goes, n.IdleSince(), r.pool.Idle, r.now)
 }
 
 // holderAt names who has the instance of a GPU at the place of one that it is to have; empty: nobody.

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
@@ -425,21 +424,6 @@ func (n *Node) IdleSince() map[string]time.Time {
 		}
 	}
 	return idle
-}
-
-// UsedLately reports whether more instances of a profile go from a GPU of the node than no pod or process has had for so long. Which of them go does not
-// matter: pods ask for a profile.
-func (n *Node) UsedLately(d *gpu.Device, goes func(gpu.Instance) bool, idle time.Duration, now time.Time) bool {
-	since, lack := n.IdleSince(), map[string]int{}
-	for _, i := range d.State.Instances {
-		if goes(i) {
-			lack[i.Profile]++
-		}
-		if at := since[i.UUID]; !at.IsZero() && now.Sub(at) >= idle {
-			lack[i.Profile]--
-		}
-	}
-	return slices.Max(append(slices.Collect(maps.Values(lack)), 0)) > 0
 }
 
 // HasChangingTaint reports whether the Node has v1alpha1.TaintChanging.

@@ -201,7 +201,7 @@ func usedLately(v *View) bool {
 	return slices.ContainsFunc(v.Devices, func(d gpu.Device) bool {
 		forPod := func(e v1alpha1.GPUDemand) bool { return e.UUID == d.UUID && e.FirstPod != "" }
 		goes := func(i gpu.Instance) bool { return frees(d.UUID, i.ID) }
-		return slices.ContainsFunc(v.Node.GPU.Status.Demand, forPod) && v.Node.UsedLately(&d, goes, idle, v.Snapshot.Now)
+		return slices.ContainsFunc(v.Node.GPU.Status.Demand, forPod) && plan.UsedLately(&d, goes, v.Node.IdleSince(), idle, v.Snapshot.Now)
 	})
 }
 

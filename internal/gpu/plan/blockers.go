@@ -5,7 +5,9 @@ package plan
 
 import (
 	"cmp"
+	"maps"
 	"slices"
+	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 )
@@ -71,3 +73,18 @@ func blockersOn(d gpu.Device, blocks func(string, int) bool) []Blocker {
 }
 
 func byIndex(a, b gpu.Device) int { return cmp.Compare(a.Index, b.Index) }
+
+// UsedLately reports whether more instances of a profile go from a GPU than nobody has had for so long, by since when nobody has had each, by UUID. Which of them
+// go does not matter: pods ask for a profile.
+func UsedLately(d *gpu.Device, goes func(gpu.Instance) bool, since map[string]time.Time, idle time.Duration, now time.Time) bool {
+	lack := map[string]int{}
+	for _, i := range d.State.Instances {
+		if goes(i) {
+			lack[i.Profile]++
+		}
+		if at := since[i.UUID]; !at.IsZero() && now.Sub(at) >= idle {
+			lack[i.Profile]--
+		}
+	}
+	return slices.Max(append(slices.Collect(maps.Values(lack)), 0)) > 0
+}
