@@ -100,7 +100,7 @@ func TestWhatIsSaidWhileTheRolloutIsPaused(t *testing.T) {
 	g.Expect(is.Message).NotTo(ContainSubstring("which are being made"))
 }
 
-// TestWhatIsSaidOfANodeThatIsOverbooked: the profile is allowed, and another tenant's pod, bound by spec.nodeName, is what is in the way.
+// TestWhatIsSaidOfANodeThatIsOverbooked: the profile is allowed, and another tenant's pod, bound by spec.nodeName, blocks it.
 func TestWhatIsSaidOfANodeThatIsOverbooked(t *testing.T) {
 	g, p := NewWithT(t), applying()
 	p.Spec.Sharing.MIG.Layouts[0].OnDemand.Profiles = []v1alpha1.MIGProfile{"3g", "7g"}
