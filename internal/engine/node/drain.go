@@ -21,19 +21,15 @@ func drainAndStop(v *View, targetInSpec bool) Result {
 	blocked := len(v.Blockers) > 0
 	tainted := keepsPodsOff(v, blocked)
 	pod, age := justBoundPod(v)
+	if r, waits := awaitDecision(v, r, targetInSpec); waits {
+		return r
+	}
 	switch {
 	case mustRemoveNVIDIAMPS(v) && v.TargetIsLastGood() && mpsLabelRemaining(v) > 0:
 		return leaveToNVIDIAMPS(v)
-	case waitsForAgent(v, targetInSpec): // who came in spite of the taint changes nothing of what the agent does
-		r.Reason, r.Message, r.After = v1alpha1.ReasonGPUInUse, agentMessage(v, "waiting for the agent; in use now: "+describeBlockers(v)), BusyFor(v)
-		return r
 	case blocked && v.DrainMode() == v1alpha1.DrainModeNever:
 		r.Reason, r.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+describeBlockers(v)
 		r.Next = atOnce(append(RestoreScheduling(v, "the node is in use"), interruptedByUsers(v, targetInSpec)...)...)
-		return r
-	case !targetInSpec && usedLately(v):
-		r.Reason, r.Message = v1alpha1.ReasonGPUInUse, "what would be destroyed was used too lately; what is made for the pods that wait is decided anew"
-		r.Next, r.After = atOnce(RestoreScheduling(v, "its MIG instances were used just now")...), timing.ReportAfter
 		return r
 	case blocked && !tainted && v.FallsBack: // its time is over: nobody is kept off or evicted any more
 		r.Reason, r.Message = v1alpha1.ReasonGPUInUse, "waiting until nobody uses what must be changed: "+describeBlockers(v)
@@ -48,9 +44,19 @@ func drainAndStop(v *View, targetInSpec bool) Result {
 	return afterDrain(v, r, targetInSpec)
 }
 
-// waitsForAgent reports whether the agent is at work for pods that wait, beside others that block.
-func waitsForAgent(v *View, targetInSpec bool) bool {
-	return len(v.Blockers) > 0 && v.Tainted() && targetInSpec && v.ForDemand && BusyFor(v) > 0
+// awaitDecision lets an agent that is at work for pods that wait go on beside others that block, who came in spite of the taint and change nothing of what it does.
+// Before it is asked, a change that would destroy what was used lately waits until something else is decided.
+func awaitDecision(v *View, r Result, targetInSpec bool) (Result, bool) {
+	switch blocked := len(v.Blockers) > 0; {
+	case targetInSpec && blocked && v.Tainted() && v.ForDemand && BusyFor(v) > 0:
+		r.Reason, r.Message, r.After = v1alpha1.ReasonGPUInUse, agentMessage(v, "waiting for the agent; in use now: "+describeBlockers(v)), BusyFor(v)
+		return r, true
+	case !targetInSpec && !blocked && usedLately(v):
+		r.Reason, r.Message = v1alpha1.ReasonGPUInUse, "what would be destroyed was used too lately; what is made for the pods that wait is decided anew"
+		r.Next, r.After = atOnce(RestoreScheduling(v, "its MIG instances were used just now")...), timing.ReportAfter
+		return r, true
+	}
+	return r, false
 }
 
 // keepsPodsOff reports whether the node has the operator's taint, or must do without it and is not in use.

@@ -100,12 +100,8 @@ func awaitSelected(v *View) (Result, bool) {
 			r.Next, r.After = atOnce(syncs...), remaining
 			return r, true
 		}
-		if message, remaining := nvidiaMPSUnreported(v); remaining > 0 { // GFD would say false, and end it
+		if message, remaining := beforeSelecting(v); remaining > 0 {
 			r.Message, r.After = message, remaining
-			return r, true
-		}
-		if pod, remaining := beingAdmitted(v); remaining > 0 {
-			r.Message, r.After = fmt.Sprintf("pod %s was placed on the node just now; waiting until its kubelet has admitted it", pod), remaining
 			return r, true
 		}
 	}
@@ -123,18 +119,20 @@ func awaitSelected(v *View) (Result, bool) {
 	return r, true
 }
 
-// beingAdmitted is a pod that was bound to the node just now, and how long a change for pods that wait lets its kubelet admit it, which asks the device
-// plugin. A plugin that looks again does not answer, and the kubelet refuses the pod. Others may come meanwhile, so that time ends in any case.
-func beingAdmitted(v *View) (pod string, remaining time.Duration) {
-	if !v.ForDemand {
-		return "", 0
+// beforeSelecting is what is waited for, and how long: the report of NVIDIA's MPS daemon, of which GFD would say false, and end it; and the kubelet that admits a
+// pod which was bound to the node just now, before a change for pods that wait. It asks the device plugin, and refuses the pod while that looks again. Others may
+// come meanwhile, so that time ends in any case.
+func beforeSelecting(v *View) (message string, remaining time.Duration) {
+	if message, remaining = nvidiaMPSUnreported(v); remaining > 0 || !v.ForDemand {
+		return message, remaining
 	}
 	for i := range v.Node.Pods {
 		if p := &v.Node.Pods[i]; p.GPU && p.Claim == "" && !p.Terminating && !p.Running && justCame(v, p) && !podReported(v, p) {
-			pod, remaining = p.Namespace+"/"+p.Name, max(remaining, timing.ReportAfter-sinceCame(v, p))
+			message = fmt.Sprintf("pod %s/%s was placed on the node just now; waiting until its kubelet has admitted it", p.Namespace, p.Name)
+			remaining = max(remaining, timing.ReportAfter-sinceCame(v, p))
 		}
 	}
-	return pod, min(remaining, v.Node.GPU.Spec.ChangeTime.Add(2*timing.ReportAfter).Sub(v.Snapshot.Now))
+	return message, min(remaining, v.Node.GPU.Spec.ChangeTime.Add(2*timing.ReportAfter).Sub(v.Snapshot.Now))
 }
 
 // selectPatch is the one patch that brings the labels of the node to the target; complete if nothing is to be done.
