@@ -79,18 +79,23 @@ func LooksFirst(v *View, actions []action.Action) (first []action.Action, remain
 	return nil, remaining, waits && remaining > 0
 }
 
-// mayListGone reports whether the device plugin of a node on demand, or of one that was when the agent was asked, may list instances that are gone: the agent
-// has been asked for others, and has not reported those that the plugin has seen. A GPUNode that is lost tells neither.
+// mayListGone reports whether the device plugin of a node on demand may list instances that are gone: the agent has been asked for others, and has not
+// reported those that the plugin has seen. A GPUNode that is lost tells neither.
 func mayListGone(v *View) bool {
 	seen, leaving := enumeratedInstances(v)
-	spec, t := v.Node.GPU.Spec, v.Taint()
-	goesOn := t != nil && t.TimeAdded != nil && !spec.ChangeTime.Before(t.TimeAdded) && v.Node.Labels[cluster.DeployLabels()[0]] == cluster.LabelTrue
-	lost := spec.ChangeTime.IsZero()
-	if !v.ByGPUOperator() || spec.OnDemand != v1alpha1.OnDemandModeApply && (seen == "" || !lost && !goesOn) {
+	spec := v.Node.GPU.Spec
+	if lost := spec.ChangeTime.IsZero() && seen != ""; !v.ByGPUOperator() || !lost && spec.OnDemand != v1alpha1.OnDemandModeApply {
 		return false
 	}
 	applied := condition.IsTrueAt(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied, v.Node.GPU.Generation)
 	return !applied || hashOfInstances(v) != seen || slices.ContainsFunc(leaving, func(uid string) bool { return slices.Contains(pluginPodUIDs(v), uid) })
+}
+
+// pluginGoesOn reports whether the device plugin serves instances of a node that is kept from its users, as through a change for pods that wait, also where the
+// node is to be on demand no more.
+func pluginGoesOn(v *View) bool {
+	seen, _ := enumeratedInstances(v)
+	return v.ByGPUOperator() && v.Node.HasChangingTaint() && seen != "" && v.Node.Labels[cluster.DeployLabels()[0]] == cluster.LabelTrue
 }
 
 // restoreSchedulingUnlessBusy is RestoreScheduling unless the agent is at work on an earlier desired state, which holds
