@@ -113,6 +113,7 @@ var _ = Describe("On a real node", func() {
 	migSpecs()
 	mixtureSpecs()
 	onDemandSpecs()
+	strangerSpecs()
 	openSpecs()
 	switchSpecs()
 	upgradeSpecs()
