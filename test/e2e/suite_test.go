@@ -113,7 +113,7 @@ var _ = Describe("On a real node", func() {
 	migSpecs()
 	mixtureSpecs()
 	onDemandSpecs()
-	strangerSpecs()
+	movedLayoutSpecs()
 	openSpecs()
 	switchSpecs()
 	upgradeSpecs()

@@ -15,8 +15,8 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
-// strangerSpecs: layouts move between GPUs, so that the node offers as much as before, beside a kubelet that publishes as often as Kubernetes' does by default.
-func strangerSpecs() {
+// movedLayoutSpecs: layouts move between GPUs, so that the node offers as much as before, beside a kubelet that publishes as often as Kubernetes' does by default.
+func movedLayoutSpecs() {
 	Describe("A layout that moves between GPUs", Ordered, Offset(1), func() {
 		const layouts = `{strategy: MIG, mig: {layouts: [{gpus: {indexes: [%d]}, fill: 7g}, {gpus: {indexes: [%d]}, fill: 3g}]}}`
 		BeforeAll(func(ctx SpecContext) {
