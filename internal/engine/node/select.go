@@ -119,20 +119,29 @@ func awaitSelected(v *View) (Result, bool) {
 	return r, true
 }
 
-// beforeSelecting is what is waited for, and how long: the report of NVIDIA's MPS daemon, of which GFD would say false, and end it; and the kubelet that admits a
-// pod which was bound to the node just now, before a change for pods that wait. It asks the device plugin, and refuses the pod while that looks again. Others may
-// come meanwhile, so that time ends in any case.
+// beforeSelecting is what is waited for, and how long: the report of NVIDIA's MPS daemon, of which GFD would say false, and end it; and, before a change for pods
+// that wait, the kubelet that admits a pod.
 func beforeSelecting(v *View) (message string, remaining time.Duration) {
 	if message, remaining = nvidiaMPSUnreported(v); remaining > 0 || !v.ForDemand {
 		return message, remaining
 	}
+	pod, remaining := beingAdmitted(v)
+	return fmt.Sprintf("pod %s was placed on the node just now; waiting until its kubelet has admitted it", pod), remaining
+}
+
+// beingAdmitted is a pod that was bound to the node just now, and how long its kubelet may yet take to admit it. It asks the device plugin, and refuses the pod
+// while that looks again. Others may come meanwhile, so that time ends in any case.
+func beingAdmitted(v *View) (pod string, remaining time.Duration) {
+	since := v.Node.GPU.Spec.ChangeTime.Time
+	if t := v.Taint(); t != nil && t.TimeAdded != nil {
+		since = timing.Latest(since, t.TimeAdded.Time)
+	}
 	for i := range v.Node.Pods {
 		if p := &v.Node.Pods[i]; p.GPU && p.Claim == "" && !p.Terminating && !p.Running && justCame(v, p) && !podReported(v, p) {
-			message = fmt.Sprintf("pod %s/%s was placed on the node just now; waiting until its kubelet has admitted it", p.Namespace, p.Name)
-			remaining = max(remaining, timing.ReportAfter-sinceCame(v, p))
+			pod, remaining = p.Namespace+"/"+p.Name, max(remaining, timing.ReportAfter-sinceCame(v, p))
 		}
 	}
-	return message, min(remaining, v.Node.GPU.Spec.ChangeTime.Add(2*timing.ReportAfter).Sub(v.Snapshot.Now))
+	return pod, min(remaining, since.Add(2*timing.ReportAfter).Sub(v.Snapshot.Now))
 }
 
 // selectPatch is the one patch that brings the labels of the node to the target; complete if nothing is to be done.

@@ -68,6 +68,9 @@ func LooksFirst(v *View, actions []action.Action) (first []action.Action, remain
 		return nil, 0, false
 	}
 	plugin := cluster.DeployLabels()[:1]
+	if _, remaining = beingAdmitted(v); remaining > 0 {
+		return nil, remaining, true
+	}
 	if patch, stops := stopPatch(v, plugin); stops {
 		patch.Why = "stopping NVIDIA's device plugin, which may list MIG instances that are gone"
 		recorded, _ := cluster.Stopped(map[string]string{v1alpha1.AnnotationStopped: *patch.Annotations[v1alpha1.AnnotationStopped]})
