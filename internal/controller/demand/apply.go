@@ -165,7 +165,7 @@ func lastOf(n *cluster.Node, uuid string) []v1alpha1.InstanceCount {
 
 // record notes what is decided now. While the rollout is paused, or has not seen the policy as it is, nothing is begun.
 func (r *review) record(p *v1alpha1.GPUSharingPolicy, now time.Time) (begins bool) {
-	if !r.applies || p.Spec.Rollout.Paused {
+	if !r.applies || r.paused {
 		return false
 	}
 	if p.Status.ObservedGeneration != p.Generation {

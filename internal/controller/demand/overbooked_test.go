@@ -20,9 +20,9 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
-// TestTheReserveIsNoneOfALostNode, or of one that is cordoned, such as one that an autoscaler removes: there no pod can have it.
+// TestTheReserveIsNoneOfALostNode, or of one that is cordoned, or that Karpenter or Cluster Autoscaler removes, which need not cordon it: no pod can have it.
 func TestTheReserveIsNoneOfALostNode(t *testing.T) {
-	for _, taint := range []string{"", corev1.TaintNodeUnreachable, corev1.TaintNodeUnschedulable} {
+	for _, taint := range []string{"", corev1.TaintNodeUnreachable, corev1.TaintNodeUnschedulable, "karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"} {
 		t.Run(taint, func(t *testing.T) {
 			g, p := NewWithT(t), applying()
 			of := p.Spec.Sharing.MIG.Layouts[0].OnDemand
@@ -36,24 +36,6 @@ func TestTheReserveIsNoneOfALostNode(t *testing.T) {
 			s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{a, b}}
 			decided, _, is, _ := review(&pure.Memory{}, demand.Attempts{}, p, s, []*corev1.Pod{waits("w", "7g.40gb", nil)})
 			g.Expect(len(decided["a"])+len(decided["b"])).To(Equal(map[bool]int{true: 1, false: 0}[taint == ""]), "%s %v", is.Message, decided)
-		})
-	}
-}
-
-// TestTheReserveIsNoneOfANodeThatAnAutoscalerRemoves: neither Karpenter nor Cluster Autoscaler (without --cordon-node-before-terminating) cordons it.
-func TestTheReserveIsNoneOfANodeThatAnAutoscalerRemoves(t *testing.T) {
-	for _, taint := range []string{"karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"} {
-		t.Run(taint, func(t *testing.T) {
-			g, p := NewWithT(t), applying()
-			of := p.Spec.Sharing.MIG.Layouts[0].OnDemand
-			of.Profiles, of.Reserve = []v1alpha1.MIGProfile{"3g", "7g"}, []v1alpha1.MIGReserve{{Profile: "3g", Count: 2}}
-			a, b := a100s(t, "a", 1), a100s(t, "b", 1)
-			rests(&a)
-			rests(&b)
-			a.Taints = []corev1.Taint{{Key: taint, Effect: corev1.TaintEffectNoSchedule}}
-			s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{a, b}}
-			decided, _, is, _ := review(&pure.Memory{}, demand.Attempts{}, p, s, []*corev1.Pod{waits("w", "7g.40gb", nil)})
-			g.Expect(decided).NotTo(HaveKey("b"), "%s: the last idle 3g that a pod could have go", is.Message)
 		})
 	}
 }

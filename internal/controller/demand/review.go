@@ -202,7 +202,7 @@ func (r *review) look(at time.Time) {
 func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time.Time) {
 	ready := condition.IsTrue(n.GPU.Status.Conditions, v1alpha1.ConditionReady)
 	devices, idle := plan.Devices(n.GPU.Status.Devices), n.IdleSince()
-	frozen := !ready || cluster.IsKarpenters(n) && n.Labels[cluster.LabelInitialized] != cluster.LabelTrue // no taint would keep pods off (node.MustStayUntainted)
+	frozen := !ready || cluster.IsUninitialized(n) // no taint would keep pods off (node.MustStayUntainted)
 	from, isOn := len(r.pool.GPUs), map[[2]string]bool{}
 	var others []demand.GPU
 	for i := range n.Pods {

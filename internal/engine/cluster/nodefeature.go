@@ -111,3 +111,6 @@ type NodePool struct {
 func IsKarpenters(n *Node) bool {
 	return n.Labels[LabelNodePool] != "" || slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == taintUnregistered })
 }
+
+// IsUninitialized reports whether Karpenter made the node, and takes any taint that it does not know there for a sign that it has no room.
+func IsUninitialized(n *Node) bool { return IsKarpenters(n) && n.Labels[LabelInitialized] != LabelTrue }

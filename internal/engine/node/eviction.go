@@ -167,11 +167,16 @@ func claimUnknown(v *View, p *cluster.Pod) bool {
 func justBoundPod(v *View) (name string, age time.Duration) {
 	for i := range v.Node.Pods {
 		p := &v.Node.Pods[i]
-		if p.GPU && p.Claim == "" && !p.Terminating && justCame(v, p) && !podReported(v, p) && (reportedOf(v, p) == 0 && !v.ForDemand || mayBeGiven(v, p)) {
+		if unreported(v, p) && (reportedOf(v, p) == 0 && !v.ForDemand || mayBeGiven(v, p)) {
 			return p.Namespace + "/" + p.Name, sinceCame(v, p)
 		}
 	}
 	return "", 0
+}
+
+// unreported reports whether a pod that asks for GPUs of the device plugin came so recently that the agent need not have reported what it holds.
+func unreported(v *View, p *cluster.Pod) bool {
+	return p.GPU && p.Claim == "" && !p.Terminating && justCame(v, p) && !podReported(v, p)
 }
 
 // mayBeGiven reports whether a pod asks for instances of which the change takes one, or for whole GPUs, as an instance is called too under the MIG
@@ -197,11 +202,11 @@ func usedLately(v *View) bool {
 	if !v.ForDemand || v.Snapshot.Now.IsZero() || v.TargetIsLastGood() || v.Policy == nil || v.Policy.OnDemand() == nil {
 		return false
 	}
-	idle, frees := time.Duration(v.Policy.OnDemand().IdleSeconds)*time.Second, frees(v, nil)
+	idle, since, frees := time.Duration(v.Policy.OnDemand().IdleSeconds)*time.Second, v.Node.IdleSince(), frees(v, nil)
 	return slices.ContainsFunc(v.Devices, func(d gpu.Device) bool {
 		forPod := func(e v1alpha1.GPUDemand) bool { return e.UUID == d.UUID && e.FirstPod != "" }
 		goes := func(i gpu.Instance) bool { return frees(d.UUID, i.ID) }
-		return slices.ContainsFunc(v.Node.GPU.Status.Demand, forPod) && plan.UsedLately(&d, goes, v.Node.IdleSince(), idle, v.Snapshot.Now)
+		return slices.ContainsFunc(v.Node.GPU.Status.Demand, forPod) && plan.UsedLately(&d, goes, since, idle, v.Snapshot.Now)
 	})
 }
 

@@ -137,7 +137,7 @@ func beingAdmitted(v *View) (pod string, remaining time.Duration) {
 		since = timing.Latest(since, t.TimeAdded.Time)
 	}
 	for i := range v.Node.Pods {
-		if p := &v.Node.Pods[i]; p.GPU && p.Claim == "" && !p.Terminating && !p.Running && justCame(v, p) && !podReported(v, p) {
+		if p := &v.Node.Pods[i]; !p.Running && unreported(v, p) {
 			pod, remaining = p.Namespace+"/"+p.Name, max(remaining, timing.ReportAfter-sinceCame(v, p))
 		}
 	}

@@ -367,5 +367,5 @@ func AdvertisesNoGPU(v *View) bool {
 // that nothing blocks then begins without the taint, however long the node has waited for NVIDIA's driver and for its
 // turn. Its time counts from when NVIDIA's operands were stopped (DrainingSince): before that it keeps nobody waiting.
 func MustStayUntainted(v *View) bool {
-	return !v.ByClaims() && cluster.IsKarpenters(v.Node) && v.Node.Labels[cluster.LabelInitialized] != cluster.LabelTrue
+	return !v.ByClaims() && cluster.IsUninitialized(v.Node)
 }

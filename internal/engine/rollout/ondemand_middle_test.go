@@ -13,6 +13,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -113,6 +114,7 @@ func TestANodeTakesPodsAgainOnlyOnceItOffersNothingThatMayBeGone(t *testing.T) {
 		waits   bool
 	}{
 		"the plugin runs":                   {"true", true, 2, 0, true},
+		"the kubelet admits a pod":          {"true", true, 2, 0, true},
 		"it is ending":                      {cluster.StoppedValue, true, 2, time.Second, true},
 		"the kubelet has not published yet": {cluster.StoppedValue, false, 2, time.Second, true},
 		"it has":                            {cluster.StoppedValue, false, 0, time.Second, false},
@@ -131,9 +133,13 @@ func TestANodeTakesPodsAgainOnlyOnceItOffersNothingThatMayBeGone(t *testing.T) {
 			if is.runs {
 				v.Node.Pods = []cluster.Pod{{UID: "plugin", NodeSelector: map[string]string{pluginLabel: "true"}, NVIDIA: true, Controller: "DaemonSet"}}
 			}
+			if name == "the kubelet admits a pod" {
+				v.Node.Pods = append(v.Node.Pods, cluster.Pod{UID: "comes", GPU: true, Scheduled: now})
+				v.Node.Taints = []corev1.Taint{{Key: v1alpha1.TaintChanging, TimeAdded: new(metav1.NewTime(now))}}
+			}
 			first, _, waits := node.LooksFirst(v, []action.Action{action.Untaint{Node: "n0"}})
 			NewWithT(t).Expect(waits).To(Equal(is.waits))
-			NewWithT(t).Expect(first).To(HaveLen(map[string]int{"true": 1}[is.label]))
+			NewWithT(t).Expect(first).To(HaveLen(map[string]int{"the plugin runs": 1}[name]))
 		})
 	}
 }
