@@ -106,7 +106,7 @@ bench-demand: ## Simulate how much of what pods ask for MIG layouts serve that f
 	DEMAND_BENCH=1 TRACE="$(if $(TRACE),$(abspath $(TRACE)))" PICTURE="$(if $(PICTURE),$(abspath $(PICTURE)))" go test -count=1 -v -timeout 60m -run '^TestDemand$$' ./test/bench/demand
 
 .PHONY: bench-repartition
-bench-repartition: ## Measure how soon a pod runs for which a GPU is repartitioned, and what is written for it. REPARTITIONS_EVERY=2s: whether the former one runs or not.
+bench-repartition: ## Measure how soon a pod runs for which a GPU is repartitioned, and what is written for it. REPARTITIONS_EVERY=2s: whether the former one runs or not; REPARTITIONS_ON=dra.
 	REPARTITIONS="$${REPARTITIONS:-200}" KUBEBUILDER_ASSETS="$$(hack/kube/build.sh etcd kube-apiserver kube-scheduler)" go test -count=1 -v -timeout 150m -run '^TestRepartition$$' ./test/cluster
 
 .PHONY: bench-node

@@ -37,12 +37,7 @@ func TestDRA(t *testing.T) {
 	f.apply(clusterPolicy)
 	f.record = newRecord(f)
 	f.runNVIDIA()
-	set, class := nodesim.NewDRADriver(draSpace, map[string]string{"test.example/dra": "true"})
-	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: draSpace}}
-	for _, o := range append(nodesim.NewDRAAccess(draSpace), space, set, class) {
-		f.Expect(f.client.Create(t.Context(), o)).To(Succeed())
-	}
-	served := map[string]string{"test.example/dra": "true", "nvidia.com/gpu.deploy.device-plugin": "false"}
+	served := f.installDRA()
 	for name, labels := range map[string]map[string]string{"n01": nil, "n02": served} {
 		m := newMachine(f, name, labels, sim.A100)
 		m.boot(f)
@@ -160,6 +155,16 @@ func TestDRA(t *testing.T) {
 		f.Expect(beside()).To(Equal(besides))
 	})
 	f.Expect(f.cluster.Denied(t.Context(), env.ControllerWrites)).To(BeZero(), "the admission policy lists every write")
+}
+
+// installDRA installs NVIDIA's DRA driver for the nodes that have the labels returned.
+func (f *fleet) installDRA() map[string]string {
+	set, class := nodesim.NewDRADriver(draSpace, map[string]string{"test.example/dra": "true"})
+	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: draSpace}}
+	for _, o := range append(nodesim.NewDRAAccess(draSpace), space, set, class) {
+		f.Expect(f.client.Create(f.t.Context(), o)).To(Succeed())
+	}
+	return map[string]string{"test.example/dra": "true", "nvidia.com/gpu.deploy.device-plugin": "false"}
 }
 
 // claim makes a ResourceClaim for one device of a class, or for administrators all that the class matches.

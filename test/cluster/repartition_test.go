@@ -37,7 +37,7 @@ const wantedInstance = "nvidia.com/mig-3g.20gb"
 
 // TestRepartition measures how soon a pod runs for which a GPU is repartitioned, and what is written for it: REPARTITIONS pods, one after the other or
 // one each REPARTITIONS_EVERY, on as many GPUs, eight on a node, with 7 × 1g at rest. API server and kube-scheduler are the real ones. Kubelets publish
-// every 10 to 11 s, an instance takes 0.15 s, and the device plugin reads the GPUs at once.
+// every 10 to 11 s, an instance takes 0.15 s, and the device plugin reads the GPUs at once. REPARTITIONS_ON=dra: so does NVIDIA's DRA driver, which serves all.
 func TestRepartition(t *testing.T) {
 	count, err := strconv.Atoi(os.Getenv("REPARTITIONS"))
 	if err != nil {
@@ -51,8 +51,12 @@ func TestRepartition(t *testing.T) {
 	f.controller.Wrap(s.counting("controller"))
 	f.apply(clusterPolicy)
 	f.runNVIDIA()
+	var labels map[string]string
+	if os.Getenv("REPARTITIONS_ON") == "dra" {
+		labels = f.installDRA()
+	}
 	for i := range (count + 7) / 8 {
-		m := newMachine(f, fmt.Sprintf("n%02d", i+1), nil, slices.Repeat([]sim.Model{sim.A100}, min(8, count))...)
+		m := newMachine(f, fmt.Sprintf("n%02d", i+1), labels, slices.Repeat([]sim.Model{sim.A100}, min(8, count))...)
 		m.statusPeriod, m.restartDelay, m.reportsConfig = 10*time.Second, 0, true
 		m.touches = func(sim.Op, string, int) error { <-time.After(150 * time.Millisecond); return nil }
 		m.boot(f)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -40,6 +41,27 @@ func draPolicySpecs() {
 			installOperator(ctx)
 		})
 		draMIGSpecs()
+
+		It("makes an instance on demand for a pod that waits, beside a pod that goes on", func(ctx SpecContext) {
+			stopPods(ctx)
+			serveMetrics(ctx, "featureGates.OnDemandMIG=true")
+			share(ctx, `{strategy: MIG, mig: {layouts: [{fill: 1g, onDemand: {mode: Apply, profiles: [1g, 3g], idleSeconds: 30}}]}}`)
+			expectReady(ctx, "shared")
+			startPod(ctx, "bystander", resourceOf("1g.5gb"), 1)
+			has := expectRunning(ctx, "bystander")
+			began := time.Now()
+			startPod(ctx, "large", resourceOf("3g.20gb"), 1)
+			Eventually(phase).WithContext(ctx).WithTimeout(3 * time.Minute).WithArguments("large").Should(Equal(corev1.PodRunning))
+			AddReportEntry("a pod that waited ran after", time.Since(began).Round(time.Second).String())
+			Expect(expectRunning(ctx, "large")).To(beExactly(allocatedUUID(ctx, "large")))
+			Expect(expectRunning(ctx, "bystander")).To(Equal(has))
+			Eventually(taintRules).WithContext(ctx).Should(BeEmpty())
+			expectReady(ctx, "shared")
+			Expect(published(ctx)).To(Equal(devicesOfDriver(0)))
+			serveMetrics(ctx, "featureGates.OnDemandMIG=false")
+			stopPods(ctx)
+			Eventually(published).WithContext(ctx).WithTimeout(3 * time.Minute).Should(HaveLen(14), "at rest without the feature gate")
+		})
 
 		It("leaves ResourceSlices and DeviceClasses as they were when it is deleted", func(ctx SpecContext) {
 			stopPods(ctx)

@@ -32,7 +32,6 @@ const (
 // have, so that nothing is made twice for the pods that wait for it.
 func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.Device, g *demand.GPU, now time.Time) {
 	r.holdsBudget(n)
-	g.Frozen = g.Frozen || !policy.FollowsDemand(&n.GPU)
 	e, found := decidedOf(p, n, d, now)
 	if !found {
 		return
@@ -98,6 +97,9 @@ func backOff(e v1alpha1.GPUDemand) time.Time {
 // underWay is what becomes of a change that is not done yet.
 func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alpha1.GPUDemand, now time.Time) v1alpha1.GPUDemand {
 	g.Frozen, g.Withheld = true, true
+	if n.FoundOnDRA() && !n.IsLost() {
+		r.pool.Budget = 0 // its devices are tainted, which no Node tells
+	}
 	last := lastOf(n, d.UUID)
 	will, err := plan.Want(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: e.Instances}, *d)
 	asked := slices.ContainsFunc(n.GPU.Spec.Devices, func(s v1alpha1.DeviceSpec) bool {

@@ -18,6 +18,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
@@ -203,6 +204,36 @@ func restartDRAPluginAgain(v *View, pods []cluster.Pod) (next NextAct, after tim
 	patch := recordDRARestart(v, now, pods)
 	patch.Annotations[v1alpha1.AnnotationRestarted] = &now
 	return atOnce(patch), 0
+}
+
+// driverLooksFirst is LooksFirst of a node of the DRA driver, which is restarted: a pod that it gave an instance that is gone would hang for ever.
+func driverLooksFirst(v *View) (first []action.Action, remaining time.Duration, is bool) {
+	n, shown := &v.Node.GPU, v.Node.Published
+	applied := condition.IsTrueAt(n.Status.Conditions, v1alpha1.ConditionApplied, n.Generation)
+	if n.Spec.OnDemand != v1alpha1.OnDemandModeApply || shown == nil || v.Node.IsLost() || dynamicMIG(v) != nil || applied && len(shown.Stale(n.Status.Devices, 0)) == 0 {
+		return nil, 0, false
+	}
+	pods := draPluginPods(v)
+	leaves := func(p cluster.Pod) bool {
+		_, leaving := enumeratedInstances(v)
+		return slices.Contains(leaving, p.UID)
+	}
+	if seen, _ := enumeratedInstances(v); seen != publishOccasion(v) || slices.ContainsFunc(pods, leaves) {
+		next, after := restartDRAPlugin(v)
+		first, _ = SplitAct(next)
+		remaining = after
+	}
+	for _, p := range pods {
+		until := p.ReadySince.Add(draPublishesWithin)
+		switch {
+		case p.Terminating:
+			until = p.EndsBy.Add(timing.StopTimeout)
+		case p.ReadySince.IsZero():
+			until = p.Scheduled.Add(timing.StopTimeout)
+		}
+		remaining = max(remaining, until.Sub(v.Snapshot.Now))
+	}
+	return first, remaining, len(first) > 0 || remaining > 0 || len(pods) == 0 // the kubelet deletes what a driver has published that is gone
 }
 
 // recordDRARestart notes the pods that have to go before the DRA driver has seen the GPUs.

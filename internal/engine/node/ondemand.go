@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
 
@@ -24,7 +25,7 @@ func isForDemand(v *View) bool {
 	good := lastGood(&v.Node.GPU)
 	if good == nil {
 		others := func(s plan.Step) bool { return !slices.Contains(v.Desired.OnDemand, s.Device()) }
-		return len(v.Steps) > 0 && !slices.ContainsFunc(v.Steps, others) && slices.Contains(v.Desired.Config.Keys(), v.Node.Labels[v1alpha1.LabelConfig])
+		return len(v.Steps) > 0 && !slices.ContainsFunc(v.Steps, others) && slices.ContainsFunc(v.Desired.Config.Keys(), func(key string) bool { return selects(v, key) })
 	}
 	differs := false
 	if len(good.Devices) != len(v.Desired.Devices) || !slices.Contains(v.Desired.Config.Keys(), good.ConfigName) {
@@ -43,6 +44,15 @@ func isForDemand(v *View) bool {
 		}
 	}
 	return differs || v.InFlight()
+}
+
+// selects reports whether a node selects a config or, where NVIDIA's DRA driver serves it, was asked for it last.
+func selects(v *View, config string) bool {
+	if v.ReadsConfigs() {
+		return v.Node.Labels[v1alpha1.LabelConfig] == config
+	}
+	_, asked := timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationSelected], config)
+	return asked
 }
 
 // addJustBound adds the pods that a change for demand must not come before: they are bound to the node, ask for instances of which it destroys some, and

@@ -64,7 +64,10 @@ func RestoreScheduling(v *View, why string) []action.Action {
 // pods that wait (mustStop), may list instances that are gone: it stops first, until the node offers none of them, or has not ended in time. It looks
 // again when it starts.
 func LooksFirst(v *View, actions []action.Action) (first []action.Action, remaining time.Duration, is bool) {
-	if !slices.ContainsFunc(actions, action.Frees) || !mayListGone(v) {
+	switch frees := slices.ContainsFunc(actions, action.Frees); {
+	case frees && v.ByClaims():
+		return driverLooksFirst(v)
+	case !frees || !mayListGone(v):
 		return nil, 0, false
 	}
 	plugin := cluster.DeployLabels()[:1]

@@ -10,7 +10,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
 // Where a layout is on demand (mode Apply), a GPU of it has the instances that were decided for pods that wait
@@ -55,12 +54,9 @@ func Resting(p *v1alpha1.GPUSharingPolicy, d gpu.Device) []v1alpha1.InstanceCoun
 	return resolved(p.Spec.Sharing, d)
 }
 
-// FollowsDemand reports whether NVIDIA's device plugin serves a node, and not its DRA driver, on which layouts stay as they are.
-func FollowsDemand(n *v1alpha1.GPUNode) bool { return !dra.IsConfig(n.Spec.ConfigName) }
-
 // onDemand gives GPUs the instances that were decided for pods that wait, and returns which GPUs of a policy that applies are on demand.
 func onDemand(p *v1alpha1.GPUSharingPolicy, n Node, selected []gpu.Device, resting []v1alpha1.DeviceSpec) (devices []v1alpha1.DeviceSpec, of []string) {
-	if n.Stack == dra.DRADriver || !Applies(p) {
+	if !Applies(p) {
 		return resting, nil
 	}
 	devices = slices.Clone(resting)
@@ -80,7 +76,7 @@ func onDemand(p *v1alpha1.GPUSharingPolicy, n Node, selected []gpu.Device, resti
 }
 
 // inTurn gives the configuration of a node on demand its key: that which the node was asked to select while its GPUs stay as they were asked
-// for, else the other one, so that NVIDIA's device plugin looks again.
+// for, else the other one, so that what offers them looks again.
 func inTurn(c deviceplugin.Config, n Node, devices []v1alpha1.DeviceSpec, of []string) deviceplugin.Config {
 	stays := !slices.ContainsFunc(devices, func(d v1alpha1.DeviceSpec) bool {
 		asked := func(a v1alpha1.DeviceSpec) bool { return a.UUID == d.UUID && plan.Same(a.Sharing, d.Sharing) }

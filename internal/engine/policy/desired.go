@@ -101,7 +101,12 @@ func DesiredState(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 		if config, err = render(p, n, deviceplugin.Node{Devices: n.Devices, Desired: w.Devices, Replicas: replicas}); err != nil {
 			return Desired{}, err
 		}
-		w.Config = inTurn(config.WithTwin(p.Name, rests), n, w.Devices, w.OnDemand)
+		if n.Stack == dra.DRADriver {
+			config.Key, config.Twin = dra.Twins(rests.Key)
+		} else {
+			config = config.WithTwin(p.Name, rests)
+		}
+		w.Config = inTurn(config, n, w.Devices, w.OnDemand)
 	}
 	return w, nil
 }

@@ -87,7 +87,11 @@ func sharingNames(s v1alpha1.Sharing, class string) bool {
 		return class == dra.ForGPUs().Name && s.Strategy != v1alpha1.StrategyMPS
 	}
 	return slices.ContainsFunc(s.MIG.Layouts, func(l v1alpha1.MIGLayout) bool {
-		return l.Fill != "" && dra.Means(string(l.Fill), class) ||
+		profiles := []v1alpha1.MIGProfile{l.Fill}
+		if l.OnDemand != nil {
+			profiles = append(profiles, l.OnDemand.Profiles...)
+		}
+		return slices.ContainsFunc(profiles, func(p v1alpha1.MIGProfile) bool { return p != "" && dra.Means(string(p), class) }) ||
 			slices.ContainsFunc(l.Instances, func(i v1alpha1.MIGInstances) bool { return dra.Means(string(i.Profile), class) })
 	})
 }

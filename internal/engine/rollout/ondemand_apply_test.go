@@ -69,6 +69,7 @@ type applied struct {
 	saw           []any                      // what the last review was about; nil: it did not end
 	next          time.Time                  // of a review though nothing changes; zero: never
 	layouts       [2]pure.Memory
+	onDRA         bool   // NVIDIA's DRA driver serves the nodes (seeds from onDriver on)
 	floods        string // the profile for which a tenant has pods wait that never start; empty: none does
 	flooded       int    // how many
 	broken        string
@@ -83,9 +84,10 @@ type boundPod struct {
 
 // late is a pod that the scheduler has chosen a node for, before it saw a taint.
 type late struct {
-	pod   *corev1.Pod
-	node  string
-	since time.Time
+	pod    *corev1.Pod
+	node   string
+	device string // on NVIDIA's DRA driver
+	since  time.Time
 }
 
 func newApplied(t *testing.T, seed uint64) *applied {
@@ -93,13 +95,14 @@ func newApplied(t *testing.T, seed uint64) *applied {
 	c := &applied{
 		site: newSite(), t: t, random: rand.New(rand.NewPCG(seed, 46)), bound: map[string]boundPod{}, lastHeld: map[string]time.Time{},
 		disrupted: map[string]time.Time{}, idle: map[string]map[string]time.Duration{}, edited: true, died: map[string]bool{}, booted: map[string]time.Time{},
+		onDRA: seed >= onDriver,
 	}
 	c.leads()
-	if seed == 0 {
+	if seed%onDriver == 0 {
 		return c
 	}
 	for i := range 1 + c.random.IntN(3) {
-		c.add(fmt.Sprintf("n%d", i), []sim.Model{sim.A100, sim.A100}[:1+c.random.IntN(2)]...)
+		c.comes(fmt.Sprintf("n%d", i), []sim.Model{sim.A100, sim.A100}[:1+c.random.IntN(2)]...)
 	}
 	c.Policies = []v1alpha1.GPUSharingPolicy{c.policy("research")}
 	if c.random.IntN(3) == 0 {
@@ -252,18 +255,19 @@ func (c *applied) schedule() {
 	c.late = slices.DeleteFunc(c.late, func(l late) bool {
 		binds := c.random.IntN(2) == 0 || c.Now.Sub(l.since) >= 2*time.Second
 		if binds {
-			c.binds(l.pod, l.node)
+			c.binds(l.pod, l.node, l.device)
 		}
 		return binds
 	})
 	var still []*corev1.Pod
 	for _, pod := range c.waiting {
 		name := c.room(pod)
+		device := c.device(c.hosts[name], resourceOf(pod))
 		switch {
 		case name != "" && c.random.IntN(4) == 0:
-			c.late = append(c.late, late{pod, name, c.Now})
+			c.late = append(c.late, late{pod, name, device, c.Now})
 		case name != "":
-			c.binds(pod, name)
+			c.binds(pod, name, device)
 		default:
 			if len(pod.Status.Conditions) == 0 {
 				pod.Status.Conditions = []corev1.PodCondition{{
@@ -294,6 +298,9 @@ func (c *applied) room(pod *corev1.Pod) string {
 func (c *applied) left(h *host, pod *corev1.Pod, of string) int64 {
 	if pool, selects := pod.Spec.NodeSelector[poolLabel]; len(h.Taints) > 0 && len(pod.Spec.Tolerations) == 0 || selects && h.Labels[poolLabel] != pool {
 		return 0
+	}
+	if c.onDRA {
+		return int64(len(c.devices(h, of)))
 	}
 	left := h.Allocatable[of]
 	for _, p := range h.Pods {
@@ -359,8 +366,13 @@ func (c *applied) edits() {
 	clear(c.disrupted)
 }
 
-func (c *applied) binds(pod *corev1.Pod, node string) {
+// binds has a pod come to a node, where NVIDIA's DRA driver serves that to a device of it.
+func (c *applied) binds(pod *corev1.Pod, node, device string) {
 	h := c.hosts[node]
+	if c.onDRA {
+		c.allocates(h, pod, device)
+		return
+	}
 	h.Pods = append(h.Pods, cluster.Pod{
 		Namespace: "user", Name: pod.Name, UID: "uid-" + pod.Name, Controller: "ReplicaSet", GPU: true, Scheduled: c.Now, Requests: map[string]int64{resourceOf(pod): 1},
 		Tolerates: len(pod.Spec.Tolerations) > 0,
@@ -380,6 +392,10 @@ func (c *applied) admit() {
 		b := c.bound[name]
 		h := c.hosts[b.node]
 		if c.Now.Before(b.admitted) && !h.off {
+			continue
+		}
+		if c.onDRA && !h.off {
+			c.prepares(h, name)
 			continue
 		}
 		if delete(c.bound, name); h.off {
@@ -500,7 +516,7 @@ func (c *applied) rivals(h *host, decided []v1alpha1.GPUDemand) {
 		}
 		c.waits(strings.TrimPrefix(of, plan.ResourcePrefix), 0)
 		if last := len(c.waiting) - 1; c.random.IntN(2) == 0 && c.left(h, c.waiting[last], of) > 0 {
-			c.late, c.waiting = append(c.late, late{c.waiting[last], h.Name, c.Now}), c.waiting[:last]
+			c.late, c.waiting = append(c.late, late{c.waiting[last], h.Name, c.device(h, of), c.Now}), c.waiting[:last]
 		}
 	}
 }
@@ -672,7 +688,7 @@ func (c *applied) acts() {
 	}
 	tainted := map[string]int{}
 	for name, h := range c.hosts {
-		if c.died[name] = c.died[name] && h.HasChangingTaint(); h.HasChangingTaint() && !c.died[name] {
+		if c.died[name] = c.died[name] && h.isTainted(); h.isTainted() && !c.died[name] {
 			tainted[h.GPU.Spec.PolicyName]++
 		}
 	}
@@ -766,8 +782,9 @@ func (c *applied) looks(h *host, was, is gpu.Device) {
 		destroyed[i.Profile]++
 	}
 	c.tooMany(h, was, is, destroyed)
+	c.keepsClaimed(h, was, is)
 	for name, b := range c.bound {
-		c.breaks(!b.tolerates && b.node == h.Name && gone[b.resource], "1: an instance %s of %s is destroyed, which pod %s may be given", b.resource, h.Name, name)
+		c.breaks(!c.onDRA && !b.tolerates && b.node == h.Name && gone[b.resource], "1: an instance %s of %s is destroyed, which pod %s may be given", b.resource, h.Name, name)
 	}
 }
 
@@ -825,10 +842,15 @@ func (c *applied) happens() {
 	h := c.hosts[fmt.Sprintf("n%d", c.random.IntN(len(c.hosts)))]
 	profiles := []string{"1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb", "4g.20gb"}
 	event := c.random.IntN(21)
+	if c.onDRA && c.random.IntN(12) == 0 {
+		event = 21
+	}
 	if h.off && event%3 == 0 { // most do not stay away for long
 		event = 20
 	}
 	switch event {
+	case 21:
+		c.restartsDriver(h)
 	case 20:
 		c.turnsOff(h)
 	case 0, 1, 2, 3, 4:
@@ -889,7 +911,7 @@ func (c *applied) turnsOff(h *host) {
 		c.tell("%s boots", h.Name)
 		return
 	}
-	c.faulty, c.died[h.Name] = true, h.HasChangingTaint()
+	c.faulty, c.died[h.Name] = true, h.isTainted()
 	c.dies(h)
 	c.tell("%s dies", h.Name)
 }
@@ -954,7 +976,7 @@ func (c *applied) faultsEnd() {
 		if h.off {
 			c.turnsOff(h)
 		}
-		h.AgentReady, h.hardware.Fail = true, nil
+		h.AgentReady, h.hardware.Fail, h.driver.pulls = true, nil, 0
 	}
 }
 
@@ -1001,11 +1023,11 @@ func (c *applied) restores() {
 	of := func(d gpu.Device) bool { return d.State.MIG }
 	for range 150 {
 		c.steps(10 * time.Second)
-		if !slices.ContainsFunc(slices.Collect(maps.Values(c.hosts)), func(h *host) bool { return slices.ContainsFunc(h.devices(), of) }) {
+		if !slices.ContainsFunc(slices.Collect(maps.Values(c.hosts)), func(h *host) bool { return slices.ContainsFunc(h.devices(), of) }) && c.leavesNothing() {
 			return
 		}
 	}
-	c.breaks(true, "progress: a GPU is not restored")
+	c.breaks(true, "progress: a GPU is not restored, or a DeviceClass or DeviceTaintRule is left")
 }
 
 // users is how many pods wait that can start.
@@ -1048,7 +1070,7 @@ func (c *applied) counts() {
 }
 
 // TestHistoriesOfDemand plays random histories with MIG on demand. DEMAND_HISTORY=7 plays one; DEMAND_HISTORIES=10000 more, from seed
-// DEMAND_HISTORIES_FROM on, until DEMAND_HISTORIES_BREAKS have failed; HISTORIES_DIGEST=1 logs a digest of each.
+// DEMAND_HISTORIES_FROM on, until DEMAND_HISTORIES_BREAKS have failed; DEMAND_HISTORIES_OF_DRA and so on those of NVIDIA's DRA driver (2^40 more); HISTORIES_DIGEST=1 logs a digest of each.
 func TestHistoriesOfDemand(t *testing.T) {
 	var played, repartitioned atomic.Uint64
 	stage := history.Stage{
@@ -1071,9 +1093,11 @@ func TestHistoriesOfDemand(t *testing.T) {
 	if stage.Replay(t) {
 		return
 	}
-	study := history.NewStudy(t, "DEMAND_HISTORIES", 20, 20)
-	study.First = max(1, study.First)
-	playAll(t, stage, study)
+	for prefix, base := range map[string]uint64{"DEMAND_HISTORIES": 0, "DEMAND_HISTORIES_OF_DRA": onDriver} {
+		study := history.NewStudy(t, prefix, 20, 20)
+		study.Base, study.First = base, max(1, study.First)
+		playAll(t, stage, study)
+	}
 	t.Logf("%d of %d histories have a repartition", repartitioned.Load(), played.Load())
 	NewWithT(t).Expect(played.Load() < 20 || 10*repartitioned.Load() >= 3*played.Load()).To(BeTrue(), "too few histories have a repartition")
 }
@@ -1086,9 +1110,12 @@ func largeOn(t *testing.T, nodes ...string) *applied {
 
 func largeOf(t *testing.T, models []sim.Model, nodes ...string) *applied {
 	t.Helper()
-	c := newApplied(t, 0)
+	return newApplied(t, 0).large(models, nodes...)
+}
+
+func (c *applied) large(models []sim.Model, nodes ...string) *applied {
 	for _, name := range nodes {
-		c.add(name, models...)
+		c.comes(name, models...)
 	}
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
 		ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: []v1alpha1.MIGLayout{{Fill: "3g", OnDemand: &v1alpha1.MIGOnDemand{

@@ -207,7 +207,7 @@ func TestThePluginLooksAgainBesideNoPodThatIsBeingAdmitted(t *testing.T) {
 	c.asks(h)
 	g.Expect(h.Taints).To(BeEmpty())
 	c.waits("3g.20gb", 0) // of another tenant
-	c.binds(c.waiting[len(c.waiting)-1], "n0")
+	c.binds(c.waiting[len(c.waiting)-1], "n0", "")
 	c.waiting = nil
 	for name, b := range c.bound {
 		b.admitted = c.Now.Add(10 * time.Second)
@@ -307,7 +307,7 @@ func TestAnEditInTheMiddleOfAChangeGivesNobodyWhatIsGone(t *testing.T) {
 				return
 			}
 			c.waits("3g.20gb", 0) // of another tenant
-			c.binds(c.waiting[0], "n0")
+			c.binds(c.waiting[0], "n0", "")
 			for name, b := range c.bound {
 				b.admitted = c.Now
 				c.bound[name] = b
@@ -390,7 +390,7 @@ func TestANodeThatKarpenterHasNotInitializedRejectsNoPod(t *testing.T) {
 	g.Expect(h.Allocatable).To(HaveKeyWithValue("nvidia.com/mig-3g.20gb", int64(2)))
 	c.waits("3g.20gb", 0) // of another tenant
 	last := len(c.waiting) - 1
-	c.binds(c.waiting[last], "n0")
+	c.binds(c.waiting[last], "n0", "")
 	c.waiting = c.waiting[:last]
 	for name, b := range c.bound {
 		b.admitted = c.Now.Add(time.Second)

@@ -78,6 +78,9 @@ func nameOf(strategy v1alpha1.Strategy, resources map[string]int64, shares int64
 	return configPrefix + hex.EncodeToString(sum[:hashed])
 }
 
+// Twins are two names of what a node is asked for whose instances follow demand, by that of what it has at rest.
+func Twins(rests string) (name, twin string) { return rests + "-a", rests + "-b" }
+
 // Shares is how many claims must be able to share a GPU under a policy's sharing; 0: any number, as under MIG, which
 // leaves it to the administrator what GPUs without instances offer.
 func Shares(s v1alpha1.Sharing) int64 {

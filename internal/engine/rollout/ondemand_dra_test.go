@@ -1,0 +1,154 @@
+// Copyright The GPU Sharing Operator Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rollout_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
+	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
+)
+
+// Histories of demand where NVIDIA's DRA driver serves the nodes: the scheduler gives a pod a device that the driver published and that no rule taints, and the
+// kubelet has it prepared by its name, or the pod hangs.
+
+// comes adds a node of the program that serves all nodes.
+func (c *applied) comes(name string, models ...sim.Model) *host {
+	if c.onDRA {
+		return c.addDRA(name, models...)
+	}
+	return c.add(name, models...)
+}
+
+// devices are those of a node that the scheduler may give to a pod that asks for a resource.
+func (c *applied) devices(h *host, of string) (names []string) {
+	class := c.scheduler[of].Name
+	if h.Published == nil || !h.DevicesTaintedAt.IsZero() || class == "" || !c.selects(class, of) {
+		return nil
+	}
+	for _, d := range h.Published.Devices {
+		used := int64(0)
+		for _, claim := range h.Claims {
+			used += int64(len(slices.DeleteFunc(claim.Of(h.Name), func(name string) bool { return name != d.Name })))
+		}
+		for _, l := range c.late {
+			if l.node == h.Name && l.device == d.Name {
+				used++
+			}
+		}
+		if nvidia.Serves(d, of, used) {
+			names = append(names, d.Name)
+		}
+	}
+	return names
+}
+
+// device is the first of these; empty: there is none.
+func (c *applied) device(h *host, of string) string {
+	if h == nil || !c.onDRA {
+		return ""
+	}
+	return append(c.devices(h, of), "")[0]
+}
+
+// allocates has a pod come to a device of a node, which its kubelet has prepared now or, if it is slow, later.
+func (c *applied) allocates(h *host, pod *corev1.Pod, device string) {
+	of, after := resourceOf(pod), time.Duration(c.random.IntN(4))*time.Second
+	if c.random.IntN(8) == 0 {
+		after *= 30
+	}
+	h.driver.waits = withKey(h.driver.waits, pod.Name, true)
+	c.claim(h, pod.Name, device, c.scheduler[of].Name, of)
+	c.version[h.Name]++
+	c.bound[pod.Name] = boundPod{node: h.Name, resource: of, admitted: c.Now.Add(after)}
+	c.tell("pod %s is bound to %s, with %s", pod.Name, h.Name, device)
+}
+
+// prepares is the kubelet, which tries again while the driver is away.
+func (c *applied) prepares(h *host, name string) {
+	delete(h.driver.waits, name)
+	c.prepare(h)
+	switch {
+	case h.driver.prepared[name]:
+		delete(c.bound, name)
+		c.tell("pod %s starts on %s", name, h.Name)
+	case slices.Contains(h.hanging(), name):
+		c.breaks(!c.edited && !c.hasBooted(h), "6: pod %s hangs on %s: it was allocated an instance that is gone", name, h.Name)
+		delete(c.bound, name)
+		c.end(h, name)
+	}
+}
+
+// keepsClaimed holds an agent to invariant 1 for instances that are allocated to a claim, also before a container has them.
+func (c *applied) keepsClaimed(h *host, was, is gpu.Device) {
+	for _, i := range was.State.Instances {
+		same := func(o gpu.Instance) bool { return o.UUID == i.UUID }
+		has := func(claim dra.Claim) bool { return slices.Contains(claim.Of(h.Name), nvidia.DeviceName(was, i)) }
+		c.breaks(!slices.ContainsFunc(is.State.Instances, same) && slices.ContainsFunc(h.Claims, has), "1: instance %s of GPU %s is destroyed, which a claim has", i.Profile, is.UUID)
+	}
+}
+
+// restartsDriver is an upgrade of the driver on a node, which may take long.
+func (c *applied) restartsDriver(h *host) {
+	h.driver.pulls = time.Duration(c.random.IntN(3)*c.random.IntN(40)) * time.Second
+	h.restartDriver()
+	c.tell("the driver of %s restarts, and takes %s to start", h.Name, h.driver.pulls)
+}
+
+// leavesNothing reports whether the operator has no object of the driver's left.
+func (c *applied) leavesNothing() bool {
+	return len(c.devicesTaintedOn()) == 0 && !slices.ContainsFunc(c.DRA.Classes, func(class dra.Class) bool { return class.Own })
+}
+
+// TestNoPodIsGivenWhatIsGoneInTheMiddle of a change for a pod: the agent has destroyed what the driver publishes, and has not reported that, or is lost. The
+// driver looks again before the devices of the node can be given to pods.
+func TestNoPodIsGivenWhatIsGoneInTheMiddle(t *testing.T) {
+	for name, happens := range map[string]func(c *applied, h *host){
+		"the agent is lost, until the slot has expired": func(_ *applied, h *host) { h.AgentReady = false },
+		"the feature gate is turned off": func(c *applied, h *host) {
+			h.lags, h.GPU.Status.Demand = true, nil
+			c.version["n0"]++
+		},
+		"7g is not allowed any more": func(c *applied, h *host) {
+			h.lags, c.edited = true, true
+			c.Policies[0].Spec.Sharing.MIG.Layouts[0].OnDemand.Profiles = []v1alpha1.MIGProfile{"3g"}
+			c.Policies[0].Generation++
+		},
+		"static": func(c *applied, h *host) {
+			h.lags, c.edited = true, true
+			c.Policies[0].Spec.Sharing.MIG.Layouts[0].OnDemand = nil
+			c.Policies[0].Generation++
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, c := NewWithT(t), newApplied(t, onDriver).large([]sim.Model{sim.A100}, "n0")
+			h := c.hosts["n0"]
+			c.waits("7g.40gb", 0)
+			c.asks(h)
+			h.converge()
+			c.waiting = nil
+			happens(c, h)
+			c.waits("3g.20gb", 0) // of another tenant
+			for second := range 3600 {
+				h.lags = h.lags && second < 5
+				c.schedule()
+				c.admit()
+				c.acts()
+				c.passes(time.Second)
+				g.Expect(h.hanging()).To(BeEmpty(), strings.Join(c.told, "\n"))
+			}
+			g.Expect(h.isTainted()).To(BeFalse())
+			g.Expect(c.users() == 0 || !h.AgentReady).To(BeTrue(), "the pod starts in the end")
+		})
+	}
+}
