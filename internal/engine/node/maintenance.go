@@ -256,8 +256,11 @@ func continueInterrupted(v *View, r Result) Result {
 		again, waits = r, true
 	}
 	_, maintained := InterruptedAt(v)
-	if patch, stops := keepPluginAway(v); unanswered && maintained && stops && !interruptionOverdue(v) {
-		actions, _ := SplitAct(again.Next)
+	actions, _ := SplitAct(again.Next)
+	switch patch, stops := keepPluginAway(v); {
+	case unanswered && maintained && interruptionOverdue(v):
+		again.Next = atOnce(append(actions, restoreSchedulingUnlessBusy(v, "the agent has not answered in time")...)...)
+	case unanswered && maintained && stops:
 		again.Next = atOnce(append(actions, patch)...)
 	}
 	if waits {

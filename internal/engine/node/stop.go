@@ -83,7 +83,7 @@ func stopRemaining(v *View, targetInSpec bool) (remaining, timeout time.Duration
 		since = timing.Latest(since, f.Time.Time)
 	}
 	remaining, timeout = since.Add(timing.StopTimeout).Sub(v.Snapshot.Now), timing.StopTimeout
-	if agents, most, limited := timeRemaining(v); targetInSpec && limited && agents > remaining {
+	if agents, most, limited := timeRemaining(v); targetInSpec && limited && BusyFor(v) > 0 && agents > remaining {
 		return agents, most
 	}
 	return remaining, timeout
