@@ -110,6 +110,9 @@ func goesOn(m *member, have v1alpha1.GPUNodeStatus) bool {
 	if _, reported := condition.Find(have.Conditions, v1alpha1.ConditionReady); !reported {
 		return false // kstatus takes a GPUNode without conditions for one that is done
 	}
+	if m.Node.GPU.Spec.ChangeTime.IsZero() && have.Rollout.LastGood != nil {
+		return false // it was forgotten, and would count again once the agent is asked for something else (982606)
+	}
 	if slices.ContainsFunc(m.Actions, leadsOn) {
 		return true // and is reported in the next reconcile, if it has come no further then
 	}
