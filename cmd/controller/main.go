@@ -170,7 +170,7 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 	if err != nil {
 		return err
 	}
-	onDemand := demand.New(mgr.GetClient(), clk, mgr.GetEventRecorder(name))
+	onDemand := demand.New(mgr.GetClient(), policies.DRAReader(), clk, mgr.GetEventRecorder(name))
 	registerDemand := onDemand.RegisterOff
 	if f.onDemandMIG {
 		registerDemand = onDemand.Register

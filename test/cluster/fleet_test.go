@@ -199,12 +199,13 @@ func (f *fleet) lead() (stop func()) {
 	selector, err := labels.Parse(cluster.DefaultSelector)
 	f.Expect(err).NotTo(HaveOccurred())
 	f.Expect(gpunode.New(mgr.GetClient(), mgr.GetAPIReader(), selector, clock.RealClock{}).Register(mgr)).To(Succeed())
-	f.Expect(gpusharingpolicy.New(mgr.GetClient(), gpusharingpolicy.Options{
+	policies := gpusharingpolicy.New(mgr.GetClient(), gpusharingpolicy.Options{
 		Reader: mgr.GetAPIReader(), Clock: f.paces, Events: mgr.GetEventRecorder("controller"), Namespace: ownNamespace,
 		PluginConfig: pluginconfig.New(mgr.GetClient(), mgr.GetAPIReader(), f.stamps, pluginconfig.StandAlone{}).CopyTo(ownNamespace),
-	}).Register(f.t.Context(), mgr)).To(Succeed())
+	})
+	f.Expect(policies.Register(f.t.Context(), mgr)).To(Succeed())
 	if f.demands != nil {
-		f.Expect(f.demands(demand.New(mgr.GetClient(), f.clock, mgr.GetEventRecorder("controller")), mgr)).To(Succeed())
+		f.Expect(f.demands(demand.New(mgr.GetClient(), policies.DRAReader(), f.clock, mgr.GetEventRecorder("controller")), mgr)).To(Succeed())
 	}
 	return f.background(func(ctx context.Context) { _ = mgr.Start(ctx) })
 }

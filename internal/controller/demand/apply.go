@@ -60,7 +60,7 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 
 // holdsBudget leaves no other node a turn while one changes, unless that is lost.
 func (r *review) holdsBudget(n *cluster.Node) {
-	if n.HasChangingTaint() && !n.IsLost() {
+	if n.TakesNoNewPods() && !n.IsLost() {
 		r.pool.Budget = 0
 	}
 }
@@ -97,9 +97,6 @@ func backOff(e v1alpha1.GPUDemand) time.Time {
 // underWay is what becomes of a change that is not done yet.
 func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alpha1.GPUDemand, now time.Time) v1alpha1.GPUDemand {
 	g.Frozen, g.Withheld = true, true
-	if n.FoundOnDRA() && !n.IsLost() {
-		r.pool.Budget = 0 // its devices are tainted, which no Node tells
-	}
 	last := lastOf(n, d.UUID)
 	will, err := plan.Want(v1alpha1.DeviceSharing{MIGMode: v1alpha1.MIGModeEnabled, Instances: e.Instances}, *d)
 	asked := slices.ContainsFunc(n.GPU.Spec.Devices, func(s v1alpha1.DeviceSpec) bool {
@@ -107,7 +104,7 @@ func (r *review) underWay(n *cluster.Node, d *gpu.Device, g *demand.GPU, e v1alp
 	})
 	blocked := r.takesUsed(n, d, will, asked)
 	failed := failedSince(n, e)
-	late := !asked && !n.HasChangingTaint() && !now.Before(e.SinceTime.Add(beginsIn))
+	late := !asked && !n.TakesNoNewPods() && !now.Before(e.SinceTime.Add(beginsIn))
 	drops := last != nil && !maps.Equal(plan.ByProfile(last), plan.ByProfile(e.Instances))
 	switch {
 	case drops && (err != nil || failed || late || blocked):

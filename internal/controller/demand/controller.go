@@ -53,6 +53,7 @@ type Request struct{}
 // Controller reports what pods wait for.
 type Controller struct {
 	client  client.Client
+	dra     DRAReader
 	clock   clock.PassiveClock
 	events  events.EventRecorder
 	metrics *metrics
@@ -61,9 +62,12 @@ type Controller struct {
 	attempts map[string]Attempts // by policy
 }
 
+// DRAReader reads what the objects of resource.k8s.io tell.
+type DRAReader = func(context.Context) (*cluster.DRARead, error)
+
 // New returns a controller.
-func New(c client.Client, clk clock.PassiveClock, recorder events.EventRecorder) *Controller {
-	return &Controller{client: c, clock: clk, events: recorder, metrics: newMetrics(), attempts: map[string]Attempts{}}
+func New(c client.Client, dra DRAReader, clk clock.PassiveClock, recorder events.EventRecorder) *Controller {
+	return &Controller{client: c, dra: dra, clock: clk, events: recorder, metrics: newMetrics(), attempts: map[string]Attempts{}}
 }
 
 // Name of the controller.
@@ -261,6 +265,11 @@ func (c *Controller) gather(ctx context.Context, onDemand map[string]bool, gpuNo
 	if err != nil {
 		return nil, nil, err
 	}
+	read, err := c.dra(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	read.AddTo(s)
 	var waiting []*corev1.Pod
 	chosen := s.NodesByName()
 	for i := range pods {

@@ -26,6 +26,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	ac "github.com/gpusharing/gpu-sharing-operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/demand"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	pure "github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/catalogue"
@@ -148,7 +149,7 @@ func (s *site) restart() {
 			s.t.Error("an object was applied")
 			return nil
 		},
-	}), clocktesting.NewFakePassiveClock(time.Now()), s.events)
+	}), func(context.Context) (*cluster.DRARead, error) { return cluster.DRAObjects{}.Read(), nil }, clocktesting.NewFakePassiveClock(time.Now()), s.events)
 }
 
 func (s *site) policy(onDemand *v1alpha1.MIGOnDemand) {

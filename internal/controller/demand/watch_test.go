@@ -62,7 +62,7 @@ func TestWhatWasReportedGoesOnceTheAPIServerAnswers(t *testing.T) {
 }
 
 func (m *refusing) startOff(ctx context.Context) error {
-	if err := New(nil, nil, nil).RegisterOff(m); err != nil {
+	if err := New(nil, nil, nil, nil).RegisterOff(m); err != nil {
 		return err
 	}
 	return m.added.Start(ctx)

@@ -41,12 +41,32 @@ var (
 // gatherDRA reads what is not read of each node by itself. awaited reports that it may be incomplete, since it was
 // not known what the API server serves.
 func (c *Controller) gatherDRA(ctx context.Context) (read *cluster.DRARead, awaited bool, err error) {
+	shown := map[types.UID]bool{}
+	if read, awaited, err = c.readDRA(ctx, &c.pools, c.deletedTaintRules, shown); err == nil {
+		maps.DeleteFunc(c.deletedTaintRules, func(uid types.UID, _ bool) bool { return !shown[uid] })
+	}
+	return read, awaited, err
+}
+
+// DRAReader reads the same for another controller, beside this one.
+func (c *Controller) DRAReader() func(context.Context) (*cluster.DRARead, error) {
+	pools := map[string]knownPool{}
+	return func(ctx context.Context) (*cluster.DRARead, error) {
+		read, _, err := c.readDRA(ctx, &pools, nil, map[types.UID]bool{})
+		return read, err
+	}
+}
+
+// readDRA reads it, with the pools that were known, and notes which DeviceTaintRules are shown.
+func (c *Controller) readDRA(
+	ctx context.Context, known *map[string]knownPool, deleted, shown map[types.UID]bool,
+) (read *cluster.DRARead, awaited bool, err error) {
 	for _, kind := range c.kindsOfDRA() {
 		awaited = awaited || kind.awaited.Load() // before they are read: they may get known meanwhile
 	}
-	pools := make(map[string]knownPool, len(c.pools))
-	o := cluster.DRAObjects{Deleted: c.deletedTaintRules, ServesTaintRules: c.rules.served.Load() != nil, PoolOf: func(node string, its []*unstructured.Unstructured) *dra.Pool {
-		pools[node] = c.pools[node].again(node, its)
+	pools := make(map[string]knownPool, len(*known))
+	o := cluster.DRAObjects{Deleted: deleted, ServesTaintRules: c.rules.served.Load() != nil, PoolOf: func(node string, its []*unstructured.Unstructured) *dra.Pool {
+		pools[node] = (*known)[node].again(node, its)
 		return pools[node].pool
 	}}
 	served := c.classes.served.Load()
@@ -61,12 +81,10 @@ func (c *Controller) gatherDRA(ctx context.Context) (read *cluster.DRARead, awai
 		awaited = awaited || of.kind.awaited.Load()
 	}
 	read = o.Read()
-	c.pools = pools
-	shown := map[types.UID]bool{}
+	*known = pools
 	for i := range o.TaintRules {
 		shown[o.TaintRules[i].GetUID()] = true
 	}
-	maps.DeleteFunc(c.deletedTaintRules, func(uid types.UID, _ bool) bool { return !shown[uid] })
 	return read, awaited, nil
 }
 

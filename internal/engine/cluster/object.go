@@ -431,6 +431,9 @@ func (n *Node) HasChangingTaint() bool {
 	return slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging })
 }
 
+// TakesNoNewPods reports whether a taint of a change keeps new pods off the Node, or its devices.
+func (n *Node) TakesNoNewPods() bool { return n.HasChangingTaint() || !n.DevicesTaintedAt.IsZero() }
+
 // IsLost reports whether Kubernetes keeps pods off the Node since its kubelet says nothing, or that it is not ready.
 func (n *Node) IsLost() bool {
 	return slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool {

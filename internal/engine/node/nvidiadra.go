@@ -210,7 +210,7 @@ func restartDRAPluginAgain(v *View, pods []cluster.Pod) (next NextAct, after tim
 func driverLooksFirst(v *View) (first []action.Action, remaining time.Duration, is bool) {
 	n, shown := &v.Node.GPU, v.Node.Published
 	applied := condition.IsTrueAt(n.Status.Conditions, v1alpha1.ConditionApplied, n.Generation)
-	if n.Spec.OnDemand != v1alpha1.OnDemandModeApply || shown == nil || v.Node.IsLost() || dynamicMIG(v) != nil || applied && len(shown.Stale(n.Status.Devices, 0)) == 0 {
+	if shown == nil || v.Node.IsLost() || dynamicMIG(v) != nil || applied && len(shown.Stale(n.Status.Devices, 0)) == 0 {
 		return nil, 0, false
 	}
 	pods := draPluginPods(v)

@@ -58,7 +58,7 @@ func selects(v *View, config string) bool {
 // addJustBound adds the pods that a change for demand must not come before: they are bound to the node, ask for instances of which it destroys some, and
 // the agent does not report yet which they are given. One that asks for others alone loses none.
 func addJustBound(v *View) {
-	if !v.ForDemand {
+	if !v.ForDemand || v.ByClaims() { // a claim precedes the binding (awaitBindingsSettled)
 		return
 	}
 	for i := range v.Node.Pods {

@@ -157,10 +157,10 @@ func destroysInstance(s plan.Step) bool { return plan.ChangesMIG(s) && s.Needs()
 
 // Applied reports whether the GPUs match the target, as far as the agent can bring that about: NVIDIA's MPS daemon,
 // with which a node was found, starts only once its configuration is selected. The end of a release is verified by
-// nothing else, nor that a change is taken back, or edited, beside a device plugin that goes on. So there the agent has to have looked
+// nothing else, nor that a change is taken back, or edited, beside a device plugin that goes on, or a DRA driver. So there the agent has to have looked
 // for this very spec: its last report may be older than steps of its own, after which it ended.
 func (v *View) Applied() bool {
-	if len(v.Steps) > 0 || !agentObservedGeneration(v) && (v.Target.ReleasesNode || mayListGone(v) || pluginGoesOn(v)) {
+	if len(v.Steps) > 0 || !agentObservedGeneration(v) && (v.Target.ReleasesNode || mayListGone(v) || pluginGoesOn(v) || v.ByClaims() && v.Tainted()) {
 		return false
 	}
 	awaits := false

@@ -46,7 +46,7 @@ func (c *applied) devices(h *host, of string) (names []string) {
 				used++
 			}
 		}
-		if nvidia.Serves(d, of, used) {
+		if nvidia.Serves(d, of, used) && d.Tainted == "" && !h.driver.barred[d.Name] { // as site.allocate
 			names = append(names, d.Name)
 		}
 	}
