@@ -25,6 +25,13 @@ type planned struct {
 
 func (h *host) plans() *planned {
 	p := planned{devices: h.devices()}
+	for _, was := range plan.Devices(h.GPU.Status.Devices) {
+		for i := range p.devices {
+			if p.devices[i].UUID == was.UUID {
+				p.devices[i].Before = was.State.Instances
+			}
+		}
+	}
 	p.steps, p.err = plan.Node(h.allowed(p.devices), p.devices)
 	return &p
 }

@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -119,6 +121,11 @@ func TestNoPodIsGivenWhatIsGoneInTheMiddle(t *testing.T) {
 			h.lags, h.GPU.Status.Demand = true, nil
 			c.version["n0"]++
 		},
+		"static, and the agent is lost": func(c *applied, h *host) {
+			h.AgentReady, c.edited = false, true
+			c.Policies[0].Spec.Sharing.MIG.Layouts[0].OnDemand = nil
+			c.Policies[0].Generation++
+		},
 		"7g is not allowed any more": func(c *applied, h *host) {
 			h.lags, c.edited = true, true
 			c.Policies[0].Spec.Sharing.MIG.Layouts[0].OnDemand.Profiles = []v1alpha1.MIGProfile{"3g"}
@@ -131,7 +138,7 @@ func TestNoPodIsGivenWhatIsGoneInTheMiddle(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g, c := NewWithT(t), newApplied(t, onDriver).large([]sim.Model{sim.A100}, "n0")
+			g, c := NewWithT(t), onDriverLarge(t, 1, "n0")
 			h := c.hosts["n0"]
 			c.waits("7g.40gb", 0)
 			c.asks(h)
@@ -150,5 +157,84 @@ func TestNoPodIsGivenWhatIsGoneInTheMiddle(t *testing.T) {
 			g.Expect(h.isTainted()).To(BeFalse())
 			g.Expect(c.users() == 0 || !h.AgentReady).To(BeTrue(), "the pod starts in the end")
 		})
+	}
+}
+
+// onDriverLarge is largeOn where NVIDIA's DRA driver serves the nodes, with as many GPUs each.
+func onDriverLarge(t *testing.T, gpus int, nodes ...string) *applied {
+	t.Helper()
+	return newApplied(t, onDriver).large(slices.Repeat([]sim.Model{sim.A100}, gpus), nodes...)
+}
+
+// servesAll lets an hour pass, in which every pod that can start must.
+func (c *applied) servesAll() {
+	c.t.Helper()
+	for range 1200 {
+		c.steps(3 * time.Second)
+	}
+	if c.users() > 0 || c.broken != "" {
+		c.t.Errorf("%d pods wait: %+v; %s\n%s", c.users(), c.Policies[0].Status.OnDemand, c.broken, strings.Join(c.told[max(0, len(c.told)-30):], "\n"))
+	}
+}
+
+// TestANodeThatIsNotReadyKeepsNoOtherFromServing: it was changed for a pod that runs on.
+func TestANodeThatIsNotReadyKeepsNoOtherFromServing(t *testing.T) {
+	for name, happens := range map[string]func(h *host){
+		"its agent is away": func(h *host) { h.AgentReady = false },
+		"its driver does not start": func(h *host) {
+			h.driver.pulls = 24 * time.Hour
+			h.restartDriver()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := onDriverLarge(t, 1, "n0", "n1")
+			c.waits("7g.40gb", 0)
+			c.servesAll()
+			for name, h := range c.hosts {
+				if len(h.Claims) > 0 {
+					happens(h)
+					c.version[name]++
+				}
+			}
+			c.waits("7g.40gb", 0)
+			c.servesAll()
+		})
+	}
+}
+
+// TestWhatAClaimHasIsNotIdle, though no container has it, as for want of a ConfigMap: another GPU serves the pod that waits.
+func TestWhatAClaimHasIsNotIdle(t *testing.T) {
+	for _, at := range []int{0, 1} {
+		for name, requests := range map[string]map[string]int64{"a claim of its own": nil, "an extended resource": {"nvidia.com/mig-3g.20gb": 1}} {
+			t.Run(fmt.Sprint(name, ", GPU ", at), func(t *testing.T) {
+				c := onDriverLarge(t, 2, "n0")
+				h := c.hosts["n0"]
+				with := slices.IndexFunc(h.Published.Devices, func(d dra.Device) bool { return d.Parent == h.devices()[at].UUID })
+				h.driver.waits = withKey(h.driver.waits, "starts-not", true)
+				c.claim(h, "starts-not", h.Published.Devices[with].Name, c.scheduler["nvidia.com/mig-3g.20gb"].Name, "nvidia.com/mig-3g.20gb")
+				h.pod("starts-not").Requests = requests
+				c.version["n0"]++
+				c.waits("7g.40gb", 0)
+				c.servesAll()
+			})
+		}
+	}
+}
+
+// TestPodsThatAreBoundByHandHaveNothingOfTheDriver: a tenant names their node, so they have no claim.
+func TestPodsThatAreBoundByHandHaveNothingOfTheDriver(t *testing.T) {
+	for _, of := range []string{"nvidia.com/mig-7g.40gb", "nvidia.com/mig-3g.20gb"} {
+		c := onDriverLarge(t, 1, "n0")
+		h := c.hosts["n0"]
+		c.waits("7g.40gb", 0)
+		for n := 0; n < 120 && len(h.devices()[0].State.Instances) > 1; n++ {
+			name := fmt.Sprint("job-", n)
+			h.Pods = append(h.Pods, cluster.Pod{
+				Namespace: "user", Name: name, UID: name, Controller: "Job", GPU: true, Tolerates: true, Scheduled: c.Now, Requests: map[string]int64{of: 1},
+			})
+			c.version["n0"]++
+			c.seconds(15)
+		}
+		c.servesAll()
 	}
 }
