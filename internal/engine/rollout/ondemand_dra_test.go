@@ -122,9 +122,14 @@ func TestNoPodIsGivenWhatIsGoneInTheMiddle(t *testing.T) {
 			c.version["n0"]++
 		},
 		"static, and the agent is lost": func(c *applied, h *host) {
-			h.AgentReady, c.edited = false, true
+			h.lags, c.edited = true, true
 			c.Policies[0].Spec.Sharing.MIG.Layouts[0].OnDemand = nil
 			c.Policies[0].Generation++
+			for range 5 {
+				c.acts()
+				c.passes(time.Second)
+			}
+			h.AgentReady = false
 		},
 		"7g is not allowed any more": func(c *applied, h *host) {
 			h.lags, c.edited = true, true
