@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -74,6 +75,7 @@ type applied struct {
 	flooded       int    // how many
 	broken        string
 	told          []string
+	until         int // when it broke
 }
 
 type boundPod struct {
@@ -183,6 +185,8 @@ func (c *applied) tell(format string, args ...any) {
 func (c *applied) breaks(is bool, format string, args ...any) {
 	if is && c.broken == "" {
 		c.broken = fmt.Sprintf(format, args...)
+		c.tell("BROKEN")
+		c.until = len(c.told)
 	}
 }
 
@@ -707,6 +711,9 @@ func (c *applied) acts() {
 func (c *applied) begins(h *host, spec v1alpha1.GPUNodeSpec) {
 	p := c.of(h)
 	if c.edited || p == nil {
+		for _, d := range spec.Devices {
+			delete(c.idle, d.UUID)
+		}
 		return
 	}
 	for _, d := range spec.Devices {
@@ -798,7 +805,7 @@ func (c *applied) tooMany(h *host, was, is gpu.Device, destroyed map[string]int)
 			}
 		}
 		at := slices.IndexFunc(h.GPU.Status.Demand, func(e v1alpha1.GPUDemand) bool { return e.UUID == is.UUID && e.FirstPod != "" })
-		c.breaks(n > 0 && at >= 0 && !c.died[h.Name] && !c.hasBooted(h), "8: %d instances %s of GPU %s too many are destroyed", n, profile, is.UUID)
+		c.breaks(n > 0 && at >= 0 && c.idle[is.UUID] != nil && !c.died[h.Name] && !c.hasBooted(h), "8: %d instances %s of GPU %s too many are destroyed", n, profile, is.UUID)
 	}
 }
 
@@ -1087,7 +1094,8 @@ func TestHistoriesOfDemand(t *testing.T) {
 			if os.Getenv("HISTORIES_DIGEST") != "" {
 				t.Logf("history %d: %d repartitions, %d told, digest %x", h.Seed, c.repartitioned, len(c.told), sha256.Sum256([]byte(strings.Join(c.told, "\n"))))
 			}
-			return c.broken, c.told[max(0, len(c.told)-60):]
+			told = c.told[:cmp.Or(c.until, len(c.told))]
+			return c.broken, told[max(0, len(told)-60):]
 		},
 	}
 	if stage.Replay(t) {
