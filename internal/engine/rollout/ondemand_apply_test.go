@@ -914,6 +914,7 @@ func (c *applied) turnsOff(h *host) {
 	if h.off {
 		h.remember()
 		c.returns(h)
+		c.settle(h) // an agent reports only once it has done what it can
 		c.booted[h.Name] = c.Now
 		c.tell("%s boots", h.Name)
 		return
