@@ -135,7 +135,7 @@ func New(c Config) *Controller {
 		clock: c.Clock, lock: make(hardwareLock, 1), metrics: newMetrics(), initContainers: c.InitContainers,
 	}
 	return &Controller{
-		tools: t, applier: applier{observer{tools: t}}, meter: meter{tools: t, containers: c.Containers},
+		tools: t, applier: applier{observer{tools: t, before: map[string][]gpu.Instance{}}}, meter: meter{tools: t, containers: c.Containers},
 		bootID: c.BootID, reader: c.Reader, writer: c.Status,
 		nodes: c.Nodes, rebooter: c.Rebooter, driver: c.Driver, resync: c.Resync,
 	}

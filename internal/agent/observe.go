@@ -73,14 +73,16 @@ type observer struct {
 
 	admin  []string                  // ResourceClaims whose containers hold nothing
 	timed  []string                  // UUIDs of the GPUs whose time slice is read, those for which the spec names one
-	before map[string][]gpu.Instance // by UUID, as last reported
+	before map[string][]gpu.Instance // by UUID, as last reported, or as many as were reported before that
 }
 
 // of is the observer of what a GPUNode is about.
 func (o observer) of(node *v1alpha1.GPUNode) observer {
-	o.admin, o.timed, o.before = node.Spec.AdminClaims, nil, map[string][]gpu.Instance{}
+	o.admin, o.timed = node.Spec.AdminClaims, nil
 	for _, d := range plan.Devices(node.Status.Devices) {
-		o.before[d.UUID] = d.State.Instances
+		if len(d.State.Instances) >= len(o.before[d.UUID]) { // fewer may be all that could be made so far
+			o.before[d.UUID] = d.State.Instances
+		}
 	}
 	for _, d := range node.Spec.Devices {
 		if d.Sharing.TimeSliceInterval != "" {

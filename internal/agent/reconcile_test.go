@@ -355,6 +355,17 @@ func rebuildsInPlace(s scenario) {
 		n.hardware.Reboot()
 		n.processes.Reboot(boot)
 		n.restartAgent()
+		if boot == "boot-3" { // at first the driver fails, which is reported
+			n.hardware.Fail = func(op sim.Op, _ string) error {
+				if op != sim.OpCreateInstance {
+					return nil
+				}
+				return errors.New("the driver is not ready")
+			}
+			n.reconciled()
+			n.Expect(n.get().Status.Devices[0].Instances).To(BeEmpty())
+			n.hardware.Fail = nil
+		}
 		n.settle()
 		n.Expect(n.places()).To(Equal(places))
 	}
