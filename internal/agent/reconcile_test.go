@@ -362,7 +362,8 @@ func rebuildsInPlace(s scenario) {
 				}
 				return errors.New("the driver is not ready")
 			}
-			n.reconciled()
+			_, err := n.reconcile()
+			n.Expect(err).To(HaveOccurred())
 			n.Expect(n.get().Status.Devices[0].Instances).To(BeEmpty())
 			n.hardware.Fail = nil
 		}
