@@ -70,7 +70,7 @@ func TestRepartition(t *testing.T) {
 	s.startScheduler()
 	t.Cleanup(func() { s.print(len(s.homes), every) }) // also of what ran before a failure
 	s.watch(&v1alpha1.GPUNodeList{}, &corev1.NodeList{}, &corev1.PodList{})
-	f.Eventually(f.discovered, patience, pollEvery).Should(BeTrue())
+	f.Eventually(func() bool { return labels != nil || f.discovered() }, patience, pollEvery).Should(BeTrue())
 	f.policy("{strategy: MIG, mig: {layouts: [{fill: 1g, onDemand: {mode: Apply, profiles: [1g, 3g], idleSeconds: 30}}]}}", "{maxUnavailable: 100%}")
 	f.ready()
 	<-time.After(35 * time.Second) // until all are idle for long enough
