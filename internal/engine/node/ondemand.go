@@ -25,7 +25,7 @@ func isForDemand(v *View) bool {
 	good := lastGood(&v.Node.GPU)
 	if good == nil {
 		others := func(s plan.Step) bool { return !slices.Contains(v.Desired.OnDemand, s.Device()) }
-		return len(v.Steps) > 0 && !slices.ContainsFunc(v.Steps, others) && slices.ContainsFunc(v.Desired.Config.Keys(), func(key string) bool { return selects(v, key) })
+		return len(v.Steps) > 0 && !slices.ContainsFunc(v.Steps, others) && slices.ContainsFunc(v.Desired.Config.Keys(), func(key string) bool { return hasSelected(v, key) })
 	}
 	differs := false
 	if len(good.Devices) != len(v.Desired.Devices) || !slices.Contains(v.Desired.Config.Keys(), good.ConfigName) {
@@ -46,8 +46,8 @@ func isForDemand(v *View) bool {
 	return differs || v.InFlight()
 }
 
-// selects reports whether a node selects a config or, where NVIDIA's DRA driver serves it, was asked for it last.
-func selects(v *View, config string) bool {
+// hasSelected reports whether a node selects a config or, where NVIDIA's DRA driver serves it, was asked for it last.
+func hasSelected(v *View, config string) bool {
 	if v.ReadsConfigs() {
 		return v.Node.Labels[v1alpha1.LabelConfig] == config
 	}
