@@ -60,7 +60,7 @@ func draPolicySpecs() {
 			Expect(published(ctx)).To(Equal(devicesOfDriver(0)))
 			serveMetrics(ctx, "featureGates.OnDemandMIG=false")
 			stopPods(ctx)
-			Eventually(published).WithContext(ctx).WithTimeout(3 * time.Minute).Should(HaveLen(14), "at rest without the feature gate")
+			Eventually(published).WithContext(ctx).WithTimeout(3*time.Minute).Should(HaveLen(14), "at rest without the feature gate")
 		})
 
 		It("leaves ResourceSlices and DeviceClasses as they were when it is deleted", func(ctx SpecContext) {

@@ -176,7 +176,7 @@ func justBoundPod(v *View) (name string, age time.Duration) {
 
 // unreported reports whether a pod that asks for GPUs of the device plugin came so recently that the agent need not have reported what it holds.
 func unreported(v *View, p *cluster.Pod) bool {
-	return !(v.ForDemand && v.ByClaims()) && p.GPU && p.Claim == "" && !p.Terminating && justCame(v, p) && !podReported(v, p)
+	return (!v.ForDemand || !v.ByClaims()) && p.GPU && p.Claim == "" && !p.Terminating && justCame(v, p) && !podReported(v, p)
 }
 
 // mayBeGiven reports whether a pod asks for instances of which the change takes one, or for whole GPUs, as an instance is called too under the MIG

@@ -160,7 +160,7 @@ func destroysInstance(s plan.Step) bool { return plan.ChangesMIG(s) && s.Needs()
 // nothing else, nor that a change is taken back, or edited, beside a device plugin that goes on, or a DRA driver. So there the agent has to have looked
 // for this very spec: its last report may be older than steps of its own, after which it ended.
 func (v *View) Applied() bool {
-	if len(v.Steps) > 0 || !agentObservedGeneration(v) && (v.Target.ReleasesNode || mayListGone(v) || pluginGoesOn(v) || v.ByClaims() && v.Tainted()) {
+	if len(v.Steps) > 0 || !agentObservedGeneration(v) && mustHaveLooked(v) {
 		return false
 	}
 	awaits := false
@@ -176,6 +176,10 @@ func (v *View) Applied() bool {
 		}
 	}
 	return awaits || condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
+}
+
+func mustHaveLooked(v *View) bool {
+	return v.Target.ReleasesNode || mayListGone(v) || pluginGoesOn(v) || v.ByClaims() && v.Tainted()
 }
 
 // agentObservedGeneration reports whether the agent has looked at the GPUs for the spec as it is.

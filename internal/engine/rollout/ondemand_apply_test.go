@@ -849,15 +849,11 @@ func (c *applied) happens() {
 	h := c.hosts[fmt.Sprintf("n%d", c.random.IntN(len(c.hosts)))]
 	profiles := []string{"1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb", "4g.20gb"}
 	event := c.random.IntN(21)
-	if c.onDRA && c.random.IntN(12) == 0 {
-		event = 21
-	}
+	c.upgradesDriver(h)
 	if h.off && event%3 == 0 { // most do not stay away for long
 		event = 20
 	}
 	switch event {
-	case 21:
-		c.restartsDriver(h)
 	case 20:
 		c.turnsOff(h)
 	case 0, 1, 2, 3, 4:

@@ -100,8 +100,11 @@ func (c *applied) keepsClaimed(h *host, was, is gpu.Device) {
 	}
 }
 
-// restartsDriver is an upgrade of the driver on a node, which may take long.
-func (c *applied) restartsDriver(h *host) {
+// upgradesDriver restarts the driver on a node now and then, which may take long.
+func (c *applied) upgradesDriver(h *host) {
+	if !c.onDRA || c.random.IntN(12) > 0 {
+		return
+	}
 	h.driver.pulls = time.Duration(c.random.IntN(3)*c.random.IntN(40)) * time.Second
 	h.restartDriver()
 	c.tell("the driver of %s restarts, and takes %s to start", h.Name, h.driver.pulls)
