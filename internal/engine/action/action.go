@@ -106,6 +106,7 @@ type DeletePod struct {
 	Namespace, Pod string
 	UID            string // precondition of the deletion
 	Why            string
+	Occasion       string // that of another pod of the node for another one is no repeat
 }
 
 // KeepMPSOff applies the operator's NodeFeature for a node, which sets the label nvidia.com/mps.capable to false, so

@@ -256,7 +256,7 @@ func valuesOf(a Action) map[string]string {
 	case WriteClass: // one that another controller edited is deleted and written again, which are two writes against it
 		return one("class "+a.Class.Name, a.Class.Beside)
 	case DeletePod: // one whose deletion is refused keeps no other from being deleted
-		return one("no pod " + a.Why)
+		return one("no pod "+a.Why, a.Occasion)
 	case DeleteClass:
 		return one("no class " + a.Name)
 	case SetSpec:

@@ -160,7 +160,9 @@ func restartDRAPlugin(v *View) (next NextAct, after time.Duration) {
 		}
 		waits = true
 		if !p.Terminating {
-			deletions = append(deletions, deletePod(v, p, draRestartReason))
+			deletion := deletePod(v, p, draRestartReason)
+			deletion.Occasion, _ = enumeratedInstances(v)
+			deletions = append(deletions, deletion)
 		}
 	}
 	if waits || len(pods) == 0 {

@@ -12,6 +12,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
 // awaitUntainted removes our taint.
@@ -65,7 +66,7 @@ func RestoreScheduling(v *View, why string) []action.Action {
 // again when it starts.
 func LooksFirst(v *View, actions []action.Action) (first []action.Action, remaining time.Duration, is bool) {
 	switch frees := slices.ContainsFunc(actions, action.Frees); {
-	case frees && v.ByClaims():
+	case frees && v.Stack == dra.DRADriver:
 		return driverLooksFirst(v)
 	case !frees || !mayListGone(v):
 		return nil, 0, false

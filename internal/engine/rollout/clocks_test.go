@@ -107,13 +107,14 @@ type sleeping struct {
 	nodes   cluster.Snapshot // of which the last decision was made
 	rest    []byte           // of that snapshot, since others may write into it
 	decided bool
+	repeats bool // what was written too often wakes the controller too, by Decision.After
 }
 
 // decide returns a new decision on the snapshot, or the last one if nobody would have woken the controller.
 func (s *sleeping) decide(snapshot cluster.Snapshot, decide func(cluster.Snapshot) rollout.Decision) rollout.Decision {
 	rest := others(snapshot)
 	passed := snapshot.Now.Sub(s.nodes.Now)
-	if s.decided && passed >= 0 && snapshot.Repeats == nil && snapshot.OtherControllers == nil && len(s.last.Actions) == 0 &&
+	if s.decided && passed >= 0 && (s.repeats || snapshot.Repeats == nil) && snapshot.OtherControllers == nil && len(s.last.Actions) == 0 &&
 		(s.last.After == 0 || passed < s.last.After) && bytes.Equal(rest, s.rest) &&
 		reflect.DeepEqual(snapshot.Policies, s.nodes.Policies) && reflect.DeepEqual(snapshot.Nodes, s.nodes.Nodes) {
 		d := s.last

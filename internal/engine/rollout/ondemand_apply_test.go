@@ -166,7 +166,7 @@ func (c *applied) of(h *host) *v1alpha1.GPUSharingPolicy {
 
 // leads is another controller that leads.
 func (c *applied) leads() {
-	c.memory, c.sleeps, c.attempts, c.saw = mostlyRemembering(), sleeping{}, map[string]demand.Attempts{}, nil
+	c.memory, c.sleeps, c.attempts, c.saw, c.Repeats = mostlyRemembering(), sleeping{repeats: true}, map[string]demand.Attempts{}, nil, &action.Repeats{}
 }
 
 func (c *applied) isReady() bool {
@@ -689,6 +689,7 @@ func (c *applied) acts() {
 		}
 		c.tell("%s", a)
 		c.do(a)
+		c.Repeats.Note(a, c.Now)
 	}
 	tainted := map[string]int{}
 	for name, h := range c.hosts {

@@ -246,3 +246,13 @@ func TestPodsThatAreBoundByHandHaveNothingOfTheDriver(t *testing.T) {
 		c.servesAll()
 	}
 }
+
+// TestADriverIsRestartedForEachPod that waits: each sees other instances, so that is no fight with who makes it come back.
+func TestADriverIsRestartedForEachPod(t *testing.T) {
+	c := onDriverLarge(t, 8, "n0")
+	for range 8 {
+		c.waits("7g.40gb", 0)
+		c.seconds(60)
+	}
+	NewWithT(t).Expect(c.users()).To(BeZero(), "%s\n%s", c.hosts["n0"].waits(), strings.Join(c.told[max(0, len(c.told)-30):], "\n"))
+}
