@@ -233,6 +233,12 @@ func RequestAgain(v *View) (r Result, waits bool) {
 	return r, remaining > 0 && (!reported || c.ObservedGeneration < v.Node.GPU.Generation)
 }
 
+// neverAsked reports whether an agent that is there was not asked since an interruption, for as long as it may take: its GPUNode cannot be written.
+func neverAsked(v *View, interrupted time.Time) bool {
+	since := v.Node.AgentSince
+	return !since.IsZero() && v.Snapshot.Now.Sub(since) >= timing.ApplyTimeout && !v.Node.GPU.Spec.ChangeTime.After(interrupted)
+}
+
 // waitsForUsers reports whether users interrupted the change, or the way back from one that failed, and are still there.
 func waitsForUsers(v *View, r Result) bool {
 	_, used := interruptedByUsersAt(v)
@@ -255,12 +261,12 @@ func continueInterrupted(v *View, r Result) Result {
 	if r.State == Unknown {
 		again, waits = r, true
 	}
-	_, maintained := InterruptedAt(v)
+	at, maintained := InterruptedAt(v)
 	actions, _ := SplitAct(again.Next)
 	switch patch, stops := keepPluginAway(v); {
-	case unanswered && maintained && interruptionOverdue(v):
-		again.Next = atOnce(append(actions, restoreSchedulingUnlessBusy(v, "the agent has not answered in time")...)...)
-	case unanswered && maintained && stops:
+	case unanswered && maintained && interruptionOverdue(v) && neverAsked(v, at):
+		again.Next = atOnce(append(actions, restoreSchedulingUnlessBusy(v, "the agent could not be asked in time")...)...)
+	case unanswered && maintained && stops && !interruptionOverdue(v):
 		again.Next = atOnce(append(actions, patch)...)
 	}
 	if waits {

@@ -88,7 +88,7 @@ func sharingNames(s v1alpha1.Sharing, class string) bool {
 	}
 	return slices.ContainsFunc(s.MIG.Layouts, func(l v1alpha1.MIGLayout) bool {
 		profiles := []v1alpha1.MIGProfile{l.Fill}
-		if l.OnDemand != nil {
+		if l.OnDemand != nil && l.OnDemand.Mode == v1alpha1.OnDemandModeApply {
 			profiles = append(profiles, l.OnDemand.Profiles...)
 		}
 		return slices.ContainsFunc(profiles, func(p v1alpha1.MIGProfile) bool { return p != "" && dra.Means(string(p), class) }) ||
