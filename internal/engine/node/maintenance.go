@@ -233,6 +233,20 @@ func RequestAgain(v *View) (r Result, waits bool) {
 	return r, remaining > 0 && (!reported || c.ObservedGeneration < v.Node.GPU.Generation)
 }
 
+// beforeAnswer keeps the device plugin away after maintenance until the agent has answered. An overdue interruption keeps the node no longer where it could not
+// even be asked.
+func beforeAnswer(v *View, next NextAct) NextAct {
+	at, maintained := InterruptedAt(v)
+	actions, _ := SplitAct(next)
+	switch patch, stops := keepPluginAway(v); {
+	case maintained && interruptionOverdue(v) && neverAsked(v, at):
+		return atOnce(append(actions, restoreSchedulingUnlessBusy(v, "the agent could not be asked in time")...)...)
+	case maintained && stops && !interruptionOverdue(v):
+		return atOnce(append(actions, patch)...)
+	}
+	return next
+}
+
 // neverAsked reports whether an agent that is there was not asked since an interruption, for as long as it may take: its GPUNode cannot be written.
 func neverAsked(v *View, interrupted time.Time) bool {
 	since := v.Node.AgentSince
@@ -261,13 +275,8 @@ func continueInterrupted(v *View, r Result) Result {
 	if r.State == Unknown {
 		again, waits = r, true
 	}
-	at, maintained := InterruptedAt(v)
-	actions, _ := SplitAct(again.Next)
-	switch patch, stops := keepPluginAway(v); {
-	case unanswered && maintained && interruptionOverdue(v) && neverAsked(v, at):
-		again.Next = atOnce(append(actions, restoreSchedulingUnlessBusy(v, "the agent could not be asked in time")...)...)
-	case unanswered && maintained && stops && !interruptionOverdue(v):
-		again.Next = atOnce(append(actions, patch)...)
+	if unanswered {
+		again.Next = beforeAnswer(v, again.Next)
 	}
 	if waits {
 		return untilOverdue(v, again)
