@@ -599,6 +599,7 @@ func (c *applied) needed(is map[string]demand.Reviewed) {
 		for name, entries := range of.Decided {
 			for _, e := range entries {
 				c.changes(c.hosts[name], e, makes, destroys)
+				c.differs(c.hosts[name], e, map[string]bool{}, destroys) // also what was decided before, and has not begun
 			}
 		}
 	}
@@ -613,8 +614,15 @@ func (c *applied) changes(h *host, e v1alpha1.GPUDemand, makes, destroys map[str
 	same := func(o v1alpha1.GPUDemand) bool {
 		return o.UUID == e.UUID && reflect.DeepEqual(o.Instances, e.Instances)
 	}
+	if !slices.ContainsFunc(h.GPU.Status.Demand, same) {
+		c.differs(h, e, makes, destroys)
+	}
+}
+
+// differs notes the same of any entry.
+func (c *applied) differs(h *host, e v1alpha1.GPUDemand, makes, destroys map[string]bool) {
 	at := slices.IndexFunc(h.devices(), func(d gpu.Device) bool { return d.UUID == e.UUID })
-	if at < 0 || slices.ContainsFunc(h.GPU.Status.Demand, same) {
+	if at < 0 {
 		return
 	}
 	has, will := plan.ByProfile(plan.Observed(h.devices()[at]).Instances), plan.ByProfile(e.Instances)
@@ -729,6 +737,9 @@ func (c *applied) begins(h *host, spec v1alpha1.GPUNodeSpec) {
 		c.breaks(p.Spec.Rollout.Paused, "4: GPU %s begins to change while the rollout is paused", d.UUID)
 		good := h.GPU.Status.Rollout.LastGood
 		back := good != nil && slices.ContainsFunc(good.Devices, func(o v1alpha1.DeviceSpec) bool { return o.UUID == d.UUID && plan.Same(o.Sharing, d.Sharing) })
+		if back {
+			delete(c.idle, d.UUID) // what a change that failed has made goes again
+		}
 		if back || !loses(h.GPU.Spec.Devices[was].Sharing.Instances, d.Sharing.Instances) {
 			continue
 		}
