@@ -211,7 +211,11 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 	for i := range devices {
 		d := &devices[i]
 		// What a pod had that has ended is the scheduler's to give, while the agent has not seen that yet. Nothing destroys it, since it is not known to be idle.
-		d.Holders = append(slices.DeleteFunc(d.Holders, func(h gpu.Holder) bool { return !isOn[[2]string{h.Namespace, h.Pod}] }), claimants(n, d.UUID)...)
+		d.Holders = slices.DeleteFunc(d.Holders, func(h gpu.Holder) bool { return !isOn[[2]string{h.Namespace, h.Pod}] })
+		since := idle
+		if addClaimants(d, n) {
+			since = nil
+		}
 		of := plan.LayoutOf(*p.Spec.Sharing.MIG, *d)
 		if !plan.Matches(p.Spec.GPUSelector, *d) || of == nil || of.OnDemand == nil || len(d.Profiles) == 0 {
 			others = append(others, demand.GPU{Instances: instances(d, idle)})
@@ -219,7 +223,7 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 		}
 		g := demand.GPU{
 			Node: n.Name, UUID: d.UUID, Model: r.model(d), Frozen: frozen || !d.State.MIG || d.PendingMIG != d.State.MIG || d.ProcessesUnknown,
-			Withheld: !ready || n.TakesNoNewPods(), Instances: instances(d, idle),
+			Withheld: !ready || n.TakesNoNewPods(), Instances: instances(d, since),
 		}
 		if r.applies {
 			g.Resting = r.restingOf(p, d, layout{of, g.Model})
@@ -239,20 +243,24 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 	holdUnusable(n, r.pool.GPUs[from:])
 }
 
-// claimants are who is allocated a GPU or instances of it by ResourceClaims, also before a container has them.
-func claimants(n *cluster.Node, gpuUUID string) (holders []gpu.Holder) {
+// addClaimants adds to the holders of a GPU who is allocated instances by ResourceClaims before a container has them, and reports whether anybody is: the agent,
+// which chooses what it destroys, does not know of those.
+func addClaimants(d *gpu.Device, n *cluster.Node) (is bool) {
+	reported := len(d.Holders)
 	for _, claim := range n.Claims {
 		namespace, name, _ := strings.Cut(claim.Name, "/")
 		if at := slices.IndexFunc(n.Pods, func(p cluster.Pod) bool { return p.Has(claim) }); at >= 0 {
 			name = n.Pods[at].Name
 		}
 		for _, device := range claim.Of(n.Name) {
-			if uuid, instance, known := n.Published.Locate(device, n.GPU.Status.Devices); known && uuid == gpuUUID {
-				holders = append(holders, gpu.Holder{Namespace: namespace, Pod: name, Instance: instance})
+			uuid, instance, known := n.Published.Locate(device, n.GPU.Status.Devices)
+			has := func(h gpu.Holder) bool { return h.Namespace == namespace && h.Pod == name && h.Instance == instance }
+			if known && uuid == d.UUID && !slices.ContainsFunc(d.Holders[:reported], has) {
+				d.Holders = append(d.Holders, gpu.Holder{Namespace: namespace, Pod: name, Instance: instance})
 			}
 		}
 	}
-	return holders
+	return len(d.Holders) > reported
 }
 
 // instances are those of a GPU, with who has each, or since when none has.

@@ -208,7 +208,10 @@ func addClaims(v *View) {
 	for _, c := range v.Node.Claims {
 		for _, device := range c.Of(v.Node.Name) {
 			uuid, instance, known := v.Node.Published.Locate(device, v.Node.GPU.Status.Devices)
-			if known && !OnlyRebootLeft(v) && !slices.ContainsFunc(v.Steps, func(s plan.Step) bool { return podBlocksStep(s, v, uuid, instance) }) {
+			blocks := func(s plan.Step) bool {
+				return podBlocksStep(s, v, uuid, instance) || v.ForDemand && destroysInstance(s) && s.Device() == uuid && unstarted(v, c)
+			}
+			if known && !OnlyRebootLeft(v) && !slices.ContainsFunc(v.Steps, blocks) {
 				continue
 			}
 			for _, b := range claimants(v, c) {
@@ -223,6 +226,11 @@ func addClaims(v *View) {
 			}
 		}
 	}
+}
+
+// unstarted reports whether no container has the devices of a claim yet. The agent, which chooses what it destroys, does not know of that claim.
+func unstarted(v *View, c dra.Claim) bool {
+	return !slices.ContainsFunc(v.Node.Pods, func(p cluster.Pod) bool { return p.Has(c) && !p.Starting })
 }
 
 // podBlocksStep reports whether who uses an instance blocks a step. If only the GPU is known, any of its instances may

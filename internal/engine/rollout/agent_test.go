@@ -11,11 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
-	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
 // planned is what the agent has left to do.
@@ -57,7 +55,7 @@ func (h *host) converge() *planned {
 		}
 		step := steps[at]
 		held := step.Closes() && slices.ContainsFunc(h.Pods, playedBy(pluginLabel))
-		if held || h.leaked(step) || len(plan.Blockers(step, p.devices)) > 0 || step.Needs() == plan.NeedsInstance && h.unprepared() {
+		if held || h.leaked(step) || len(plan.Blockers(step, p.devices)) > 0 {
 			return p
 		}
 		h.done = append(h.done, step.String())
@@ -66,14 +64,6 @@ func (h *host) converge() *planned {
 			failed[step.Device()] = true
 		}
 	}
-}
-
-// unprepared reports whether a pod has a claim of which the kubelet lists no device yet: it may be any instance (claimedInstances of internal/agent).
-func (h *host) unprepared() bool {
-	return h.driver.serves && slices.ContainsFunc(h.Pods, func(p cluster.Pod) bool {
-		has := func(claim dra.Claim) bool { return p.Has(claim) && len(claim.Of(h.Name)) > 0 }
-		return p.Namespace == "user" && !h.driver.prepared[p.Name] && slices.ContainsFunc(h.Claims, has)
-	})
 }
 
 // allowed is the desired state as far as the agent may set it now.
