@@ -212,10 +212,7 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 		d := &devices[i]
 		// What a pod had that has ended is the scheduler's to give, while the agent has not seen that yet. Nothing destroys it, since it is not known to be idle.
 		d.Holders = slices.DeleteFunc(d.Holders, func(h gpu.Holder) bool { return !isOn[[2]string{h.Namespace, h.Pod}] })
-		since := idle
-		if addClaimants(d, n) {
-			since = nil
-		}
+		since := addClaimants(d, n, idle)
 		of := plan.LayoutOf(*p.Spec.Sharing.MIG, *d)
 		if !plan.Matches(p.Spec.GPUSelector, *d) || of == nil || of.OnDemand == nil || len(d.Profiles) == 0 {
 			others = append(others, demand.GPU{Instances: instances(d, idle)})
@@ -237,15 +234,13 @@ func (r *review) addNode(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, now time
 	}
 	r.nodes = append(r.nodes, n)
 	r.noteMost(r.pool.GPUs[from:])
-	if !n.FoundOnDRA() { // there a pod has what its claims have
-		r.promise(n, devices, slices.Concat(r.pool.GPUs[from:], others), now)
-	}
+	r.promise(n, devices, slices.Concat(r.pool.GPUs[from:], others), now)
 	holdUnusable(n, r.pool.GPUs[from:])
 }
 
-// addClaimants adds to the holders of a GPU who is allocated instances by ResourceClaims before a container has them, and reports whether anybody is: the agent,
-// which chooses what it destroys, does not know of those.
-func addClaimants(d *gpu.Device, n *cluster.Node) (is bool) {
+// addClaimants adds to the holders of a GPU who is allocated instances by ResourceClaims before a container has them. If anybody is, none of the GPU counts as
+// idle since then: the agent, which chooses what it destroys, does not know of those.
+func addClaimants(d *gpu.Device, n *cluster.Node, idle map[string]time.Time) map[string]time.Time {
 	reported := len(d.Holders)
 	for _, claim := range n.Claims {
 		namespace, name, _ := strings.Cut(claim.Name, "/")
@@ -260,7 +255,10 @@ func addClaimants(d *gpu.Device, n *cluster.Node) (is bool) {
 			}
 		}
 	}
-	return len(d.Holders) > reported
+	if len(d.Holders) > reported {
+		return nil
+	}
+	return idle
 }
 
 // instances are those of a GPU, with who has each, or since when none has.
@@ -349,6 +347,9 @@ func holderOf(d *gpu.Device, instance int) string {
 // It goes by name: which instance each has does not follow the order in which the cache lists them. Where a node has fewer, its kubelet has let a pod pass that
 // has none (removeMissingExtendedResources of kubernetes pkg/kubelet/lifecycle/predicate.go), and the scheduler counts what is made as that pod's.
 func (r *review) promise(n *cluster.Node, devices []gpu.Device, gpus []demand.GPU, now time.Time) {
+	if n.FoundOnDRA() {
+		return // a pod has what its claims have
+	}
 	var pods []*cluster.Pod
 	for i := range n.Pods {
 		if len(n.Pods[i].Requests) > 0 {

@@ -208,10 +208,7 @@ func addClaims(v *View) {
 	for _, c := range v.Node.Claims {
 		for _, device := range c.Of(v.Node.Name) {
 			uuid, instance, known := v.Node.Published.Locate(device, v.Node.GPU.Status.Devices)
-			blocks := func(s plan.Step) bool {
-				return podBlocksStep(s, v, uuid, instance) || v.ForDemand && destroysInstance(s) && s.Device() == uuid && unstarted(v, c)
-			}
-			if known && !OnlyRebootLeft(v) && !slices.ContainsFunc(v.Steps, blocks) {
+			if known && !OnlyRebootLeft(v) && !claimBlocks(v, c, uuid, instance) {
 				continue
 			}
 			for _, b := range claimants(v, c) {
@@ -228,9 +225,13 @@ func addClaims(v *View) {
 	}
 }
 
-// unstarted reports whether no container has the devices of a claim yet. The agent, which chooses what it destroys, does not know of that claim.
-func unstarted(v *View, c dra.Claim) bool {
-	return !slices.ContainsFunc(v.Node.Pods, func(p cluster.Pod) bool { return p.Has(c) && !p.Starting })
+// claimBlocks reports whether who has an instance by a claim blocks a step. While no container has it yet the agent does not know of it, which chooses what it
+// destroys: for pods that wait it destroys nothing of that GPU.
+func claimBlocks(v *View, c dra.Claim, uuid string, instance int) bool {
+	started := slices.ContainsFunc(v.Node.Pods, func(p cluster.Pod) bool { return p.Has(c) && !p.Starting })
+	return slices.ContainsFunc(v.Steps, func(s plan.Step) bool {
+		return podBlocksStep(s, v, uuid, instance) || v.ForDemand && !started && destroysInstance(s) && s.Device() == uuid
+	})
 }
 
 // podBlocksStep reports whether who uses an instance blocks a step. If only the GPU is known, any of its instances may
