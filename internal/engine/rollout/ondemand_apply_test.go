@@ -646,7 +646,7 @@ func (c *applied) short(resource string) (wait, left int64) {
 		}
 		found := int64(0)
 		for _, h := range c.hosts {
-			if !h.IsLost() { // who tolerates that would be bound there, and would not run
+			if !h.IsLost() && !h.isTainted() { // who tolerates that would be bound there, and would not run
 				found += c.left(h, pod, resource)
 			}
 		}
