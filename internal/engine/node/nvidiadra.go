@@ -161,7 +161,7 @@ func restartDRAPlugin(v *View) (next NextAct, after time.Duration) {
 		waits = true
 		if !p.Terminating {
 			deletion := deletePod(v, p, draRestartReason)
-			deletion.Occasion, _ = enumeratedInstances(v)
+			deletion.Occasion = seen
 			deletions = append(deletions, deletion)
 		}
 	}
@@ -216,11 +216,9 @@ func driverLooksFirst(v *View) (first []action.Action, remaining time.Duration, 
 		return nil, 0, false
 	}
 	pods := draPluginPods(v)
-	leaves := func(p cluster.Pod) bool {
-		_, leaving := enumeratedInstances(v)
-		return slices.Contains(leaving, p.UID)
-	}
-	if seen, _ := enumeratedInstances(v); seen != publishOccasion(v) || slices.ContainsFunc(pods, leaves) {
+	seen, leaving := enumeratedInstances(v)
+	leaves := func(p cluster.Pod) bool { return slices.Contains(leaving, p.UID) }
+	if seen != publishOccasion(v) || slices.ContainsFunc(pods, leaves) {
 		next, after := restartDRAPlugin(v)
 		first, _ = SplitAct(next)
 		remaining = after

@@ -250,23 +250,34 @@ func (h *host) destroyUnprepared() {
 // tainted and of a class that serves the resource, as the slices show it. The kubelet then prepares it by its name, or
 // the pod hangs for ever.
 func (c *site) allocate(h *host, name, resource string) (device string) {
-	class := c.scheduler[resource].Name
-	if h.Published == nil || !h.DevicesTaintedAt.IsZero() || !c.selects(class, resource) {
+	free := c.allocatable(h, resource, nil)
+	if len(free) == 0 {
 		return ""
+	}
+	c.claim(h, name, free[0], c.scheduler[resource].Name, resource)
+	return free[0]
+}
+
+// allocatable are the devices of a node that the scheduler may give to a pod that asks for a resource, beside those that it has chosen already.
+func (c *site) allocatable(h *host, resource string, chosen map[string]bool) (names []string) {
+	if h.Published == nil || !h.DevicesTaintedAt.IsZero() || !c.selects(c.scheduler[resource].Name, resource) {
+		return nil
 	}
 	for _, d := range h.Published.Devices {
 		used := int64(0)
+		if chosen[d.Name] {
+			used++
+		}
 		for _, claim := range h.Claims {
 			if slices.Contains(claim.Of(h.Name), d.Name) {
 				used++
 			}
 		}
 		if nvidia.Serves(d, resource, used) && d.Tainted == "" && !h.driver.barred[d.Name] && d.UUID != "" {
-			c.claim(h, name, d.Name, class, resource)
-			return d.Name
+			names = append(names, d.Name)
 		}
 	}
-	return ""
+	return names
 }
 
 // claim allocates a device to a pod, which the kubelet prepares.

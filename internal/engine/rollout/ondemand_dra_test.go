@@ -33,26 +33,12 @@ func (c *applied) comes(name string, models ...sim.Model) *host {
 }
 
 // devices are those of a node that the scheduler may give to a pod that asks for a resource.
-func (c *applied) devices(h *host, of string) (names []string) {
-	class := c.scheduler[of].Name
-	if h.Published == nil || !h.DevicesTaintedAt.IsZero() || class == "" || !c.selects(class, of) {
-		return nil
+func (c *applied) devices(h *host, of string) []string {
+	chosen := map[string]bool{}
+	for _, l := range c.late {
+		chosen[l.device] = chosen[l.device] || l.node == h.Name
 	}
-	for _, d := range h.Published.Devices {
-		used := int64(0)
-		for _, claim := range h.Claims {
-			used += int64(len(slices.DeleteFunc(claim.Of(h.Name), func(name string) bool { return name != d.Name })))
-		}
-		for _, l := range c.late {
-			if l.node == h.Name && l.device == d.Name {
-				used++
-			}
-		}
-		if nvidia.Serves(d, of, used) && d.Tainted == "" && !h.driver.barred[d.Name] { // as site.allocate
-			names = append(names, d.Name)
-		}
-	}
-	return names
+	return c.allocatable(h, of, chosen)
 }
 
 // device is the first of these; empty: there is none.
