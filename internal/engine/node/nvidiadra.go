@@ -320,11 +320,12 @@ func dynamicMIG(v *View) *plan.Problem {
 	return nil
 }
 
-// besideDriversInstances are the GPUs of a baseline on which something is to be restored but MIG: instances are the driver's.
+// besideDriversInstances are the GPUs of a baseline on which something is to be restored but MIG: instances are the
+// driver's. A time slice that is back is asked for until the node is released, since it is read only while it is.
 func besideDriversInstances(baseline []v1alpha1.DeviceSpec, have []gpu.Device) []v1alpha1.DeviceSpec {
 	return slices.DeleteFunc(slices.Clone(baseline), func(d v1alpha1.DeviceSpec) bool {
 		steps, err := plan.Node([]v1alpha1.DeviceSpec{d}, have)
-		return err != nil || len(steps) == 0 || slices.ContainsFunc(steps, plan.ChangesMIG)
+		return err != nil || len(steps) == 0 && !plan.Timed(d.Sharing) || slices.ContainsFunc(steps, plan.ChangesMIG)
 	})
 }
 
