@@ -227,9 +227,7 @@ func (s *run) note(r *http.Request, status int, answer string) {
 		return
 	}
 	switch {
-	case strings.Contains(answer, "metadata.uid"): // our guard: the object is another one by now
-		return
-	case status == http.StatusForbidden || status == http.StatusUnprocessableEntity:
+	case status == http.StatusForbidden || status == http.StatusUnprocessableEntity && !strings.Contains(answer, "metadata.uid"): // our guard
 		s.Breaks("harmless", "the API server denies the controller %s %s: %s", r.Method, r.URL.Path, answer)
 		return
 	case status >= http.StatusMultipleChoices:

@@ -119,16 +119,13 @@ func (s *run) onDemandEvent(random *rand.Rand) {
 		s.ReplacePolicies([]v1alpha1.GPUSharingPolicy{p})
 	}
 	s.Tell("policy %s lets MIG instances be made of %s: %+v", p.Name, fill, *of)
-	s.wait(random)
+	clear(s.waiting.were)
+	s.waitEvent(random)
 }
 
 // waitEvent has pods come without a node that ask for a MIG instance each. That disturbs no node.
 func (s *run) waitEvent(random *rand.Rand) {
 	s.areCalm(s.waiting.were)
-	s.wait(random)
-}
-
-func (s *run) wait(random *rand.Rand) {
 	d := s.someMIG(random).devices()[0]
 	for range 2 + random.IntN(3) {
 		kind := history.Pick(random, "replica", "replica", "brief", "brief", "never", "tolerant")

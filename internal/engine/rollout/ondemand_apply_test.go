@@ -996,7 +996,7 @@ func (c *applied) faultsEnd() {
 	}
 }
 
-// servesTheLast is a pod that asks for the largest profile that may be made. An edit that failed for good, its agent lost, people try again.
+// servesTheLast is a pod that asks for the largest profile that may be made. What failed people try again.
 func (c *applied) servesTheLast() {
 	for _, h := range c.hosts {
 		if h.GPU.Status.Rollout.Failed != nil {
