@@ -119,8 +119,8 @@ func (s *run) onDemandEvent(random *rand.Rand) {
 		s.ReplacePolicies([]v1alpha1.GPUSharingPolicy{p})
 	}
 	s.Tell("policy %s lets MIG instances be made of %s: %+v", p.Name, fill, *of)
-	clear(s.waiting.were)
 	s.waitEvent(random)
+	s.disturbed()
 }
 
 // waitEvent has pods come without a node that ask for a MIG instance each. That disturbs no node.

@@ -996,13 +996,8 @@ func (c *applied) faultsEnd() {
 	}
 }
 
-// servesTheLast is a pod that asks for the largest profile that may be made. What failed people try again.
+// servesTheLast is a pod that asks for the largest profile that may be made.
 func (c *applied) servesTheLast() {
-	for _, h := range c.hosts {
-		if h.GPU.Status.Rollout.Failed != nil {
-			h.annotate(v1alpha1.AnnotationRetry, "1")
-		}
-	}
 	of := c.Policies[0].Spec.Sharing.MIG.Layouts[0].OnDemand
 	if len(of.Reserve) > 0 {
 		return
