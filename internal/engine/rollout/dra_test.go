@@ -775,6 +775,20 @@ func TestADrainThatEndsInVainLiftsTheTaintRule(t *testing.T) {
 	g.Expect(h.devices()[0].Holders[0].Instance).To(Equal(gpu.WholeGPU))
 }
 
+func (h *host) driverIsDynamic() {
+	for i := range h.Pods {
+		h.Pods[i].DynamicMIG = h.Pods[i].DRA
+	}
+}
+
+func (h *host) losesInstances() {
+	h.hardware.Update(func(n *sim.Node) {
+		for i := range n.GPUs {
+			n.GPUs[i].Instances = nil
+		}
+	})
+}
+
 // TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn: an administrator turns the gate on where a policy is in force.
 // The driver destroys all instances when it starts and makes others later. The agent makes none and destroys none, also
 // when the policy goes.
@@ -782,18 +796,12 @@ func TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	c.run(120)
-	for i := range h.Pods {
-		h.Pods[i].DynamicMIG = h.Pods[i].DRA
-	}
+	h.driverIsDynamic()
 	g.Expect(one(c.reconcile()).Reason).To(Equal(v1alpha1.ReasonDynamicMIGActive))
 	c.during(time.Minute, time.Second)
 	g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
 	g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
-	h.hardware.Update(func(n *sim.Node) {
-		for i := range n.GPUs {
-			n.GPUs[i].Instances = nil
-		}
-	})
+	h.losesInstances()
 	d := c.during(2*time.Minute, time.Second)
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDynamicMIGActive))
 	g.Expect(h.instances()).To(BeEmpty(), "the agent has made them again: %v", h.done)
@@ -809,25 +817,29 @@ func TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn(t *testing.T) {
 	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"))
 }
 
-// TestADriverThatMakesInstancesGetsNoGPUOfMPS: a node that the operator's MPS daemon serves moves to it, and is released.
-// The driver could partition no GPU of the daemon's, nor could two pods share one.
-func TestADriverThatMakesInstancesGetsNoGPUOfMPS(t *testing.T) {
-	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
-	c.run(120)
-	g.Expect(h.daemons).NotTo(BeEmpty())
-	c.switchOver(h, true)
-	h.driver.dynamic, h.DynamicMIG = true, true
-	h.restartDriver()
-	c.during(5*time.Minute, time.Second)
-	c.Policies = nil
-	c.during(10*time.Minute, time.Second)
-	g.Expect(h.daemons).To(BeEmpty())
-	g.Expect(h.devices()[0].State.ComputeMode).To(Equal(gpu.ComputeDefault))
-	g.Expect(h.GPU.Spec).To(BeZero())
-	g.Expect(h.isKept()).To(BeFalse())
+// TestANodeWhoseDriverMakesInstancesIsRestored: the driver could partition no GPU of our MPS daemon.
+func TestANodeWhoseDriverMakesInstancesIsRestored(t *testing.T) {
+	for _, sharing := range []v1alpha1.Sharing{mps(4), interval(v1alpha1.TimeSliceIntervalLong)} {
+		t.Run(string(sharing.Strategy), func(t *testing.T) {
+			g := NewWithT(t)
+			c := newSite()
+			h := c.add("a", sim.A100)
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
+			c.run(120)
+			g.Expect(len(h.daemons) > 0).To(Equal(sharing.MPS != nil))
+			c.switchOver(h, true)
+			h.driver.dynamic, h.DynamicMIG = true, true
+			h.restartDriver()
+			c.during(5*time.Minute, time.Second)
+			c.Policies = nil
+			c.during(10*time.Minute, time.Second)
+			g.Expect(h.daemons).To(BeEmpty())
+			g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceDefault))
+			g.Expect(h.devices()[0].State.ComputeMode).To(Equal(gpu.ComputeDefault))
+			g.Expect(h.GPU.Spec).To(BeZero())
+			g.Expect(h.isKept()).To(BeFalse())
+		})
+	}
 }
 
 // TestTheDaemonSetTellsOfDynamicMIGWhileItsPodIsAway: the gate is turned on by an upgrade, and the image of the new pod
@@ -858,15 +870,9 @@ func TestDynamicMIGThatIsOffAgainBringsThePolicyBack(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(mig(count("1g", 7)), evicting)
 	c.run(120)
-	for i := range h.Pods {
-		h.Pods[i].DynamicMIG = h.Pods[i].DRA
-	}
+	h.driverIsDynamic()
 	c.during(time.Minute, time.Second)
-	h.hardware.Update(func(n *sim.Node) {
-		for i := range n.GPUs {
-			n.GPUs[i].Instances = nil
-		}
-	})
+	h.losesInstances()
 	h.restartDriver()
 	d := c.during(5*time.Minute, time.Second)
 	isUpToDate(g, one(d))
