@@ -826,7 +826,9 @@ func TestANodeWhoseDriverMakesInstancesIsRestored(t *testing.T) {
 			h := c.add("a", sim.A100)
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
 			c.run(120)
-			g.Expect(len(h.daemons) > 0).To(Equal(sharing.MPS != nil))
+			if sharing.MPS != nil {
+				g.Expect(h.daemons).NotTo(BeEmpty())
+			}
 			c.switchOver(h, true)
 			h.driver.dynamic, h.DynamicMIG = true, true
 			h.restartDriver()
