@@ -33,7 +33,8 @@ import (
 //
 //	record                written by                                ends
 //	status.rollout.failed recordFailure: failChange with a          another desired state or attempt: another generation
-//	                      fallback; drain.go without one            of the policy or retry by annotation (recordedFailure)
+//	                      fallback; drain.go without one            of the policy or retry by annotation (recordedFailure);
+//	                                                                of a change for demand also after timing.Patience
 //	AnnotationTimedOut    RecordTimeout: nothing to fall back to;   its time is over, twice as long each time
 //	                      EndTurn: the window has closed;           (Timeout.Until), or another attempt (timeoutAttemptID)
 //	                      EndInterrupted: interrupted too long
@@ -89,6 +90,9 @@ func recordedFailure(v *View) *v1alpha1.FailedChange {
 	if f.Reason == v1alpha1.ReasonRebootRequired && mayReboot(v) {
 		return nil // what was missing is there
 	}
+	if ends := failureEnds(v, *f); !ends.IsZero() && !v.Snapshot.Now.Before(ends) {
+		return nil
+	}
 	return f
 }
 
@@ -118,6 +122,10 @@ func afterFailure(v *View, f v1alpha1.FailedChange, r Result) Result {
 	case !v.FallsBack:
 		r.Next = atOnce(RestoreScheduling(v, "it did not become idle in time")...)
 		r.Message = afterDrainTimedOut(v, f.Message)
+	case r.State == UpToDate && !failureEnds(v, f).IsZero():
+		ends := failureEnds(v, f)
+		r.After = timing.Sooner(r.After, ends.Sub(v.Snapshot.Now))
+		r.Message = format.Beside(f.Message, "rolled back; tried again at "+format.Clock(ends))
 	case r.State == UpToDate:
 		r.Message = rolledBack(v, f.Message)
 	default:
