@@ -13,6 +13,7 @@ import (
 
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -256,10 +257,11 @@ func (s *run) NamesUser(p *place, message string) bool {
 	return slices.ContainsFunc(s.podsOn(p.name), func(o corev1.Pod) bool { return strings.Contains(message, o.Namespace+"/"+o.Name) })
 }
 
-// shared reports whether NVIDIA's DRA driver offers the GPUs of a node.
+// shared reports whether NVIDIA's DRA driver offers the GPUs of a node: by a slice, whoever of the simulated has published it, or by a pod.
 func (s *run) shared(node string) bool {
-	slice := draSlice(node)
-	return s.client.Get(s.t.Context(), client.ObjectKeyFromObject(slice), slice) == nil ||
+	published := &resourcev1.ResourceSliceList{}
+	s.Expect(s.client.List(s.t.Context(), published, client.MatchingFields{resourcev1.ResourceSliceSelectorNodeName: node})).To(Succeed())
+	return len(published.Items) > 0 ||
 		slices.ContainsFunc(s.podsOn(node), func(p corev1.Pod) bool { return cluster.OffersGPUs(&p) })
 }
 

@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
 )
@@ -98,12 +99,12 @@ const behind = 8
 
 // mustReboot reports whether one of the last changes of a GPUNode left it with the report that its node must be
 // rebooted.
-func (r *record) mustReboot(node string) bool {
+func (r *record) mustReboot(of string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	seen := 0
 	for _, h := range slices.Backward(r.happened) {
-		if h.gpu == nil || h.node != node {
+		if h.gpu == nil || h.node != of {
 			continue
 		}
 		if rebootRequired(h.gpu) {
@@ -131,6 +132,12 @@ func (r *record) account(except ...string) account {
 	slices.SortStableFunc(r.happened, func(a, b happening) int { return cmp.Compare(a.version, b.version) })
 	a := account{alone: true}
 	nodes, gpus, changing, tainted := map[string]*corev1.Node{}, map[string]*v1alpha1.GPUNode{}, map[string]bool{}, map[string]bool{}
+	unsupported := map[asked]bool{} // said after it was decided
+	for _, h := range r.happened {
+		if h.gpu != nil && h.gpu.Status.Rollout.State == string(node.Unsupported) {
+			unsupported[asked{h.node, h.gpu.Generation}] = true
+		}
+	}
 	for i, h := range r.happened {
 		if h.is != nil {
 			nodes[h.node] = h.is
@@ -145,11 +152,11 @@ func (r *record) account(except ...string) account {
 			delete(changing, h.node)
 			continue
 		}
-		n := cluster.NodeOf(nodes[h.node], gpus[h.node])
+		n, of := cluster.NodeOf(nodes[h.node], gpus[h.node]), asked{h.node, gpus[h.node].Generation}
 		if slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
 			tainted[n.Name] = true
 		}
-		if !invariant.Disturbed(n) && !underway(&n.GPU) {
+		if !invariant.Disturbed(n) && (!underway(&n.GPU) || unsupported[of]) {
 			delete(changing, n.Name)
 			continue
 		}
@@ -162,6 +169,12 @@ func (r *record) account(except ...string) account {
 	}
 	a.tainted = slices.Sorted(maps.Keys(tainted))
 	return a
+}
+
+// asked is what a GPUNode asks for.
+type asked struct {
+	node       string
+	generation int64
 }
 
 // underway reports whether a GPUNode asks for something that is not reached.

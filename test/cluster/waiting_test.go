@@ -305,7 +305,7 @@ func (s *run) noteCalm() {
 		if is.rounds == calms {
 			continue
 		}
-		if p == nil || p.off || p.down.Load() || p.deaf.Load() || p.hardware.Fail != nil || n.Status.Rollout.State != string(node.UpToDate) || !governs[n.Spec.PolicyName] {
+		if p == nil || p.off || p.down.Load() || p.deaf.Load() || p.hardware.Fail != nil || n.Status.Rollout.State != string(node.UpToDate) || underway(n) || !governs[n.Spec.PolicyName] {
 			is.rounds = -1
 		}
 		s.waiting.calm[n.Name] = calm{is.rounds + 1, s.clock.Now()}

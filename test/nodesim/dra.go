@@ -19,6 +19,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -140,6 +141,20 @@ func (k *kubelet) publishSlice(ctx context.Context, devices []resourcev1.Device)
 }
 
 func sliceName(node string) string { return node + "-" + draDriver }
+
+// wipeSlices deletes what is published of the node when the kubelet starts: no driver has registered yet (kubelet
+// pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go, wipeResourceSlices).
+func (k *kubelet) wipeSlices(ctx context.Context) error {
+	if k.wiped {
+		return nil
+	}
+	ofNode := client.MatchingFields{resourcev1.ResourceSliceSelectorNodeName: k.Name}
+	if err := k.Client.DeleteAllOf(ctx, &resourcev1.ResourceSlice{}, ofNode); client.IgnoreNotFound(err) != nil && !meta.IsNoMatchError(err) {
+		return err
+	}
+	k.wiped = true
+	return nil
+}
 
 // expireSlices deletes the slices of a driver that is gone for long enough.
 func (k *kubelet) expireSlices(ctx context.Context) error {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -138,6 +139,23 @@ func TestNode(t *testing.T) {
 	t.Run("reports a new ClusterPolicy again and again", func(t *testing.T) { reports(t, cluster, policy) })
 	t.Run("follows one ClusterPolicy", func(t *testing.T) { followsOne(t, cluster, policy) })
 	t.Run("has its labels set by events", func(t *testing.T) { labelsByEvents(t, newWorld(t, cluster, "events", sim.T4)) })
+	t.Run("deletes the ResourceSlices of the node once, when its kubelet starts", func(t *testing.T) {
+		publish := func(node string) *resourcev1.ResourceSlice {
+			slice := &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + "-slice"}, Spec: resourcev1.ResourceSliceSpec{
+				Driver: "gpu.nvidia.com", NodeName: &node, Pool: resourcev1.ResourcePool{Name: node, ResourceSliceCount: 1},
+			}}
+			g.Expect(c.Create(t.Context(), slice)).To(Succeed())
+			return slice
+		}
+		publish("starts")
+		others := publish("another")
+		w := newWorld(t, cluster, "starts", sim.T4)
+		later := publish("starts")
+		w.reconcile()
+		for _, kept := range []*resourcev1.ResourceSlice{others, later} {
+			w.Expect(c.Get(t.Context(), client.ObjectKeyFromObject(kept), kept)).To(Succeed())
+		}
+	})
 	t.Run("is as the GPU Operator leaves it", func(t *testing.T) {
 		w := newWorld(t, cluster, "fresh", sim.T4, sim.T4)
 		w.Expect(w.allocatable()).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))

@@ -56,6 +56,7 @@ type kubelet struct {
 	plugin      devicePlugin      // what the containers of NVIDIA's DaemonSets do
 	published   map[string]counts // by resource, as last published
 	publishedAt time.Time
+	wiped       bool      // the ResourceSlices from before it started
 	publisher   publisher // what of NVIDIA's DRA driver is there
 	prepared    map[types.UID]preparedClaim
 }
@@ -65,6 +66,9 @@ func (k *kubelet) syncPods(ctx context.Context, node *corev1.Node, pods []corev1
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.forgetGone(pods)
+	if err := k.wipeSlices(ctx); err != nil {
+		return fmt.Errorf("deleting ResourceSlices: %w", err)
+	}
 	var errs []error
 	if err := k.expireSlices(ctx); err != nil {
 		errs = append(errs, fmt.Errorf("deleting ResourceSlices: %w", err))

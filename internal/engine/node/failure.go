@@ -34,7 +34,7 @@ import (
 //	record                written by                                ends
 //	status.rollout.failed recordFailure: failChange with a          another desired state or attempt: another generation
 //	                      fallback; drain.go without one            of the policy or retry by annotation (recordedFailure);
-//	                                                                of a change for demand also after timing.Patience
+//	                                                                of a change for demand alone also timing.Patience (afterFailure)
 //	AnnotationTimedOut    RecordTimeout: nothing to fall back to;   its time is over, twice as long each time
 //	                      EndTurn: the window has closed;           (Timeout.Until), or another attempt (timeoutAttemptID)
 //	                      EndInterrupted: interrupted too long
@@ -73,12 +73,16 @@ func recordFailure(v *View, reason, message string) []action.Action {
 	failed := &v1alpha1.FailedChange{
 		Hash: v.DesiredHash(), Reason: reason, Message: format.Cut(message, most), Attempt: v.AttemptID(), Time: metav1.NewTime(v.Snapshot.Now.Truncate(time.Second)),
 	}
-	status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{LastGood: v.Node.GPU.Status.Rollout.LastGood, Failed: failed}}
-	actions := []action.Action{action.Report{Node: v.Node.Name, Status: status, Policy: v.Ref(), Why: "recording that the change failed"}}
+	actions := []action.Action{report(v, failed, "recording that the change failed")}
 	if spec := *v.Node.GPU.Spec.DeepCopy(); withdrawRebootPermission(v, &spec) {
 		actions = append(actions, v.setSpec(spec, "withdrawing the permission to reboot the node"))
 	}
 	return actions
+}
+
+func report(v *View, failed *v1alpha1.FailedChange, why string) action.Report {
+	status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{LastGood: v.Node.GPU.Status.Rollout.LastGood, Failed: failed}}
+	return action.Report{Node: v.Node.Name, Status: status, Policy: v.Ref(), Why: why}
 }
 
 // recordedFailure is the record that what is asked failed on this node; nil if it has not, or is to be tried again.
@@ -89,9 +93,6 @@ func recordedFailure(v *View) *v1alpha1.FailedChange {
 	}
 	if f.Reason == v1alpha1.ReasonRebootRequired && mayReboot(v) {
 		return nil // what was missing is there
-	}
-	if ends := failureEnds(v, *f); !ends.IsZero() && !v.Snapshot.Now.Before(ends) {
-		return nil
 	}
 	return f
 }
@@ -122,10 +123,13 @@ func afterFailure(v *View, f v1alpha1.FailedChange, r Result) Result {
 	case !v.FallsBack:
 		r.Next = atOnce(RestoreScheduling(v, "it did not become idle in time")...)
 		r.Message = afterDrainTimedOut(v, f.Message)
-	case r.State == UpToDate && !failureEnds(v, f).IsZero():
-		ends := failureEnds(v, f)
-		r.After = timing.Sooner(r.After, ends.Sub(v.Snapshot.Now))
+	case r.State == UpToDate && isOfDemand(v):
+		ends := f.Time.Add(timing.Patience)
 		r.Message = format.Beside(f.Message, "rolled back; tried again at "+format.Clock(ends))
+		if r.After = ends.Sub(v.Snapshot.Now); r.After <= 0 {
+			r.After = 0
+			r.Next = atOnce(report(v, nil, "trying again what failed"))
+		}
 	case r.State == UpToDate:
 		r.Message = rolledBack(v, f.Message)
 	default:

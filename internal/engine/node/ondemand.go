@@ -5,7 +5,6 @@ package node
 
 import (
 	"slices"
-	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
@@ -53,16 +52,14 @@ func differences(good *v1alpha1.NodeSharing, want *policy.Desired) (onDemand, ot
 	return onDemand, false
 }
 
-// failureEnds is when what failed is tried again by itself, since it was for demand; zero: by people alone.
-func failureEnds(v *View, f v1alpha1.FailedChange) time.Time {
+// isOfDemand reports whether what failed, and was rolled back, was a change for demand.
+func isOfDemand(v *View) bool {
 	good := lastGood(&v.Node.GPU)
 	if good == nil || v.Desired == nil || v.Desired.Config.Twin == "" {
-		return time.Time{}
+		return false
 	}
-	if onDemand, others := differences(good, v.Desired); !onDemand || others {
-		return time.Time{}
-	}
-	return f.Time.Add(timing.Patience)
+	onDemand, others := differences(good, v.Desired)
+	return onDemand && !others
 }
 
 // hasSelected reports whether a node selects a config or, where NVIDIA's DRA driver serves it, was asked for it last.
