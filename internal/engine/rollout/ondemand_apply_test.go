@@ -81,6 +81,7 @@ type applied struct {
 type boundPod struct {
 	tolerates      bool
 	node, resource string
+	chosen         time.Time // by the scheduler, for a claim
 	admitted       time.Time // when the kubelet comes to it
 }
 
@@ -407,7 +408,7 @@ func (c *applied) admit() {
 		}
 		index, instance := c.free(h, b.resource)
 		if instance < 0 {
-			c.breaks(!b.tolerates && !c.edited && h.broken == nil && !c.hasBooted(h), "6: the kubelet of %s rejects pod %s, which asks for %s, or gives it an instance that is gone", b.node, name, b.resource)
+			c.breaks(!b.tolerates && !c.edited && h.broken == nil && !c.hasBooted(h, c.Now), "6: the kubelet of %s rejects pod %s, which asks for %s, or gives it an instance that is gone", b.node, name, b.resource)
 			h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Name == name })
 			continue
 		}
@@ -817,7 +818,7 @@ func (c *applied) tooMany(h *host, was, is gpu.Device, destroyed map[string]int)
 			}
 		}
 		at := slices.IndexFunc(h.GPU.Status.Demand, func(e v1alpha1.GPUDemand) bool { return e.UUID == is.UUID && e.FirstPod != "" })
-		c.breaks(n > 0 && at >= 0 && c.idle[is.UUID] != nil && !c.died[h.Name] && !c.hasBooted(h), "8: %d instances %s of GPU %s too many are destroyed", n, profile, is.UUID)
+		c.breaks(n > 0 && at >= 0 && c.idle[is.UUID] != nil && !c.died[h.Name] && !c.hasBooted(h, c.Now), "8: %d instances %s of GPU %s too many are destroyed", n, profile, is.UUID)
 	}
 }
 
@@ -932,8 +933,8 @@ func (c *applied) turnsOff(h *host) {
 	c.tell("%s dies", h.Name)
 }
 
-// hasBooted reports whether a node has booted lately: the scheduler may have chosen it for what it had before.
-func (c *applied) hasBooted(h *host) bool { return c.Now.Sub(c.booted[h.Name]) < time.Minute }
+// hasBooted reports whether a node had booted lately at a time: the scheduler may have chosen it for what it had before.
+func (c *applied) hasBooted(h *host, at time.Time) bool { return at.Sub(c.booted[h.Name]) < time.Minute }
 
 // deletes is a user who deletes the pod that has waited longest.
 func (c *applied) deletes() {

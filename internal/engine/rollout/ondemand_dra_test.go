@@ -58,7 +58,7 @@ func (c *applied) allocates(h *host, pod *corev1.Pod, device string) {
 	h.driver.waits = withKey(h.driver.waits, pod.Name, true)
 	c.claim(h, pod.Name, device, c.scheduler[of].Name, of)
 	c.version[h.Name]++
-	c.bound[pod.Name] = boundPod{node: h.Name, resource: of, admitted: c.Now.Add(after)}
+	c.bound[pod.Name] = boundPod{node: h.Name, resource: of, chosen: c.Now, admitted: c.Now.Add(after)}
 	c.tell("pod %s is bound to %s, with %s", pod.Name, h.Name, device)
 }
 
@@ -71,7 +71,7 @@ func (c *applied) prepares(h *host, name string) {
 		delete(c.bound, name)
 		c.tell("pod %s starts on %s", name, h.Name)
 	case slices.Contains(h.hanging(), name):
-		c.breaks(!c.edited && !c.hasBooted(h), "6: pod %s hangs on %s: it was allocated an instance that is gone", name, h.Name)
+		c.breaks(!c.edited && !c.hasBooted(h, c.bound[name].chosen), "6: pod %s hangs on %s: it was allocated an instance that is gone", name, h.Name)
 		delete(c.bound, name)
 		c.end(h, name)
 	}
