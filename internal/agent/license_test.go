@@ -4,11 +4,14 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -80,4 +83,64 @@ func TestSinceWhenNobodyHasAnInstanceIsReported(t *testing.T) {
 	g.Expect(look(9, nil, nil)).To(Equal([]string{"10:09:00", "10:09:00", ""}))
 	was[0].Instances[0].LastHeldTime = metav1.NewTime(at(3).Truncate(time.Second).Local())
 	g.Expect(look(10, nil, nil)).To(Equal([]string{"10:03:00", "10:09:00", ""}), "an agent that starts anew has it from the API")
+}
+
+func TestMetricsOfSteps(t *testing.T) {
+	g := NewWithT(t)
+	registry := prometheus.NewPedanticRegistry()
+	m := newMetrics()
+	g.Expect(m.register(registry)).To(Succeed())
+	second := newMetrics()
+	g.Expect(second.register(registry)).To(Succeed())
+
+	steps := plan.Diff(gpu.Device{MIGCapable: true}, gpu.State{MIG: true})
+	g.Expect(steps).To(HaveLen(1))
+	m.took(steps[0], 2*time.Second, nil)
+	second.took(steps[0], time.Second, errors.New("busy"))
+	g.Expect(testutil.CollectAndCount(m.steps)).To(Equal(2), "one that succeeded, one that failed")
+	families, err := registry.Gather()
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(families[0].GetName()).To(Equal("gpusharing_agent_step_duration_seconds"))
+	g.Expect(families[0].GetMetric()[0].String()).To(ContainSubstring(`value:"setMIG"`))
+	problems, err := testutil.GatherAndLint(registry)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(problems).To(BeEmpty())
+}
+
+func TestTheInstanceOfAClaimIsFoundByItsPlace(t *testing.T) {
+	split := gpu.Device{
+		Minor:    1,
+		Profiles: []gpu.Profile{{Name: "1g.5gb", ID: 19}, {Name: "1g.5gb+me", ID: 20}, {Name: "3g.20gb", ID: 9}},
+		State: gpu.State{MIG: true, Instances: []gpu.Instance{
+			{ID: 7, Profile: "1g.5gb", Placement: gpu.Placement{Start: 0, Size: 1}},
+			{ID: 8, Profile: "1g.5gb+me", Placement: gpu.Placement{Start: 1, Size: 1}},
+			{ID: 2, Profile: "3g.20gb", Placement: gpu.Placement{Start: 4, Size: 4}},
+		}},
+	}
+	whole, unknown := gpu.Device{Minor: 1}, split
+	unknown.Minor = -1
+	all := []int{gpu.WholeGPU, 7, 8, 2}
+	for title, c := range map[string]struct {
+		device gpu.Device
+		name   string
+		want   []int
+	}{
+		"a GPU":                                      {whole, "gpu-1", []int{gpu.WholeGPU}},
+		"another GPU":                                {whole, "gpu-0", nil},
+		"another GPU, whose number begins alike":     {whole, "gpu-10", nil},
+		"an instance":                                {split, "gpu-1-mig-1g5gb-19-0", []int{7}},
+		"an instance with a dash in its profile":     {split, "gpu-1-mig-1g5gb-me-20-1", []int{8}},
+		"an instance that begins later":              {split, "gpu-1-mig-3g20gb-9-4", []int{2}},
+		"an instance of another GPU":                 {split, "gpu-0-mig-1g5gb-19-0", nil},
+		"an instance that is gone":                   {split, "gpu-1-mig-1g5gb-19-2", all},
+		"an instance in whose place is another":      {split, "gpu-1-mig-2g10gb-14-0", all},
+		"a GPU that is in MIG mode by now":           {split, "gpu-1", all},
+		"a name that the driver does not have today": {split, "gpu-vfio-0", all},
+		"a GPU of unknown number":                    {unknown, "gpu-0", all},
+	} {
+		t.Run(title, func(t *testing.T) {
+			a := Allocation{Device: c.name, Claim: "ml/claim"}
+			NewWithT(t).Expect(held(c.device, a)).To(Equal(c.want))
+		})
+	}
 }

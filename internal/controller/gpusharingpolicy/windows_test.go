@@ -5,6 +5,7 @@ package gpusharingpolicy_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -38,4 +39,35 @@ func TestAMaintenanceWindowWakesTheController(t *testing.T) {
 	s.settle()
 	s.expectReady("mig")
 	s.Expect(s.getPolicy("mig").Status.NextWindowTime).To(BeNil())
+}
+
+// TestNodesThatWorry: what a person should look at is told once on the policy and once on the node, and so is its end.
+func TestNodesThatWorry(t *testing.T) {
+	t.Parallel()
+	s := newScenario(t, env.Start(t, env.WithNVIDIA()))
+	s.machine("t4", sim.T4)
+	s.policy("t4s", timeSlicing(2))
+	s.settle()
+	told := func() (all []string) {
+		for _, e := range s.announced() {
+			if strings.Contains(e, " Node t4: ") && !strings.Contains(e, "nodes ready") && !strings.Contains(e, "node ready") {
+				all = append(all, e)
+			}
+		}
+		return all
+	}
+	s.Expect(told()).To(BeEmpty(), "nothing worries on the way")
+	s.label("t4", "nvidia.com/gpu.deploy.operands", "false")
+	s.settle()
+	s.Expect(told()).To(HaveExactElements(
+		HavePrefix("Warning NodeOptedOut Node t4: "), HavePrefix("Warning NodeOptedOut Node t4: "),
+	))
+	s.label("t4", "nvidia.com/gpu.deploy.operands", "true")
+	s.settle()
+	end := told() // the device plugin comes back, which may be told too
+	s.Expect(len(end)).To(BeNumerically(">=", 2))
+	s.Expect(end[len(end)-2:]).To(HaveExactElements(
+		HavePrefix("Normal Recovered Node t4: no longer"), HavePrefix("Normal Recovered Node t4: no longer"),
+	))
+	s.expectReady("t4s")
 }

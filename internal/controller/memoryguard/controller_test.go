@@ -477,11 +477,14 @@ func lostAnswer(s *site) {
 	s.Expect(s.evictions).To(Equal(1))
 }
 
-func endedMeanwhile(s *site) {
+func endedMeanwhile(s *site) { s.evictsNone(ended{s.cluster.Client}) }
+
+// evictsNone of those over their share, by what a reader tells.
+func (s *site) evictsNone(by client.Reader) {
 	s.policy(v1alpha1.MemoryGuardEvict)
 	s.pod("greedy", nil)
 	s.over("GPU-1/greedy")
-	s.restartReading(ended{s.cluster.Client})
+	s.restartReading(by)
 	s.reconcile()
 	s.Expect(s.evictions).To(BeZero())
 	s.Expect(s.stays("greedy")).To(BeTrue())
@@ -499,15 +502,7 @@ func (e ended) Get(ctx context.Context, key client.ObjectKey, o client.Object, o
 }
 
 // goneMeanwhile: what cannot be recorded is not evicted, since it would not count.
-func goneMeanwhile(s *site) {
-	s.policy(v1alpha1.MemoryGuardEvict)
-	s.pod("greedy", nil)
-	s.over("GPU-1/greedy")
-	s.restartReading(vanishing{s.cluster.Client})
-	s.reconcile()
-	s.Expect(s.evictions).To(BeZero())
-	s.Expect(s.stays("greedy")).To(BeTrue())
-}
+func goneMeanwhile(s *site) { s.evictsNone(vanishing{s.cluster.Client}) }
 
 // vanishing is an API server in which a GPUNode is deleted once it was read.
 type vanishing struct{ client.Client }

@@ -303,3 +303,62 @@ func idleAfter(p demand.Pool, d demand.Decision, profile string) (n int) {
 	}
 	return n
 }
+
+// A pod that asks for more instances than a node has room for ends the search, however many ways there are to begin with it.
+func TestManyInstancesOfOnePodEndTheSearch(t *testing.T) {
+	d := a100(t)
+	var gpus []demand.GPU
+	for n := range 8 {
+		gpus = append(gpus, demand.GPU{Node: "a", UUID: fmt.Sprint(n), Model: d, Instances: []demand.Instance{has(d, "1g.5gb", n%7, "x/y", 0)}})
+	}
+	for name, c := range map[string]struct {
+		asks map[string]int
+		want demand.Outcome
+	}{
+		"too many": {map[string]int{"1g.5gb": 40, "2g.10gb": 9}, demand.Outcome{Unmet: 1, Reason: demand.NoIdleRoom}},
+		"some":     {map[string]int{"1g.5gb": 12, "2g.10gb": 6}, demand.Outcome{Planned: 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			class := asks("1g.5gb", 1)
+			class.Asks = c.asks
+			done := make(chan demand.Decision, 1)
+			go func() { done <- new(demand.Memory).Decide(now, pool(gpus...), []demand.Class{class}) }()
+			var got demand.Decision
+			NewWithT(t).Eventually(done, 20*time.Second).Should(Receive(&got))
+			NewWithT(t).Expect(got.Outcomes).To(Equal([]demand.Outcome{c.want}))
+		})
+	}
+}
+
+// BenchmarkDecide: 1,000 nodes of 8 GPUs, 1,000 pods in 40 classes, with a memory.
+func BenchmarkDecide(b *testing.B) {
+	d, _ := catalogue.Find("NVIDIA-A100-SXM4-40GB")
+	layouts := [][]demand.Instance{
+		{has(&d, "7g.40gb", 0, "x/y", 0)},
+		{has(&d, "1g.5gb", 0, "", time.Hour), has(&d, "2g.10gb", 2, "x/y", 0), has(&d, "3g.20gb", 4, "x/y", 0)},
+		{has(&d, "3g.20gb", 0, "x/y", 0), has(&d, "3g.20gb", 4, "", time.Hour)},
+		{has(&d, "1g.5gb", 0, "x/y", 0), has(&d, "1g.5gb", 1, "", time.Hour), has(&d, "2g.10gb", 2, "", time.Minute)},
+	}
+	var gpus []demand.GPU
+	for n := range 8000 {
+		gpus = append(gpus, demand.GPU{Node: fmt.Sprintf("n%04d", n/8), UUID: fmt.Sprint(n % 8), Model: &d, Instances: layouts[n%len(layouts)]})
+	}
+	var classes []demand.Class
+	for n := range 40 {
+		class := asks([]string{"1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"}[n%5], 25)
+		class.Priority = int32(n % 3)
+		class.Oldest = now.Add(-time.Duration(n) * time.Minute)
+		classes = append(classes, class)
+	}
+	for name, reserve := range map[string]map[string]int{"no reserve": nil, "reserve": {"1g": 100, "3g": 1990}} {
+		b.Run(name, func(b *testing.B) {
+			p := pool(gpus...)
+			p.Reserve = reserve
+			memory := &demand.Memory{}
+			memory.Decide(now, p, classes)
+			for b.Loop() {
+				memory.Decide(now, p, classes)
+			}
+		})
+	}
+}

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
@@ -28,38 +27,23 @@ func isForDemand(v *View) bool {
 		others := func(s plan.Step) bool { return !slices.Contains(v.Desired.OnDemand, s.Device()) }
 		return len(v.Steps) > 0 && !slices.ContainsFunc(v.Steps, others) && slices.ContainsFunc(v.Desired.Config.Keys(), func(key string) bool { return hasSelected(v, key) })
 	}
-	differs, others := differences(good, v.Desired)
-	return !others && (differs || v.InFlight())
-}
-
-// differences reports whether the last good state and the desired one differ in instances of GPUs on demand, and whether in anything else.
-func differences(good *v1alpha1.NodeSharing, want *policy.Desired) (onDemand, others bool) {
-	if len(good.Devices) != len(want.Devices) || !slices.Contains(want.Config.Keys(), good.ConfigName) {
-		return false, true
-	}
-	for _, d := range want.Devices {
-		at := slices.IndexFunc(good.Devices, func(g v1alpha1.DeviceSpec) bool { return g.UUID == d.UUID })
-		switch {
-		case at < 0:
-			return false, true
-		case plan.Same(good.Devices[at].Sharing, d.Sharing):
-		case slices.Contains(want.OnDemand, d.UUID):
-			onDemand = true
-		default:
-			return false, true
-		}
-	}
-	return onDemand, false
-}
-
-// isOfDemand reports whether what failed, and was rolled back, was a change for demand.
-func isOfDemand(v *View) bool {
-	good := lastGood(&v.Node.GPU)
-	if good == nil || v.Desired == nil || v.Desired.Config.Twin == "" {
+	differs := false
+	if len(good.Devices) != len(v.Desired.Devices) || !slices.Contains(v.Desired.Config.Keys(), good.ConfigName) {
 		return false
 	}
-	onDemand, others := differences(good, v.Desired)
-	return onDemand && !others
+	for _, d := range v.Desired.Devices {
+		at := slices.IndexFunc(good.Devices, func(g v1alpha1.DeviceSpec) bool { return g.UUID == d.UUID })
+		if at < 0 {
+			return false
+		}
+		if plan.Same(good.Devices[at].Sharing, d.Sharing) {
+			continue
+		}
+		if differs = true; !slices.Contains(v.Desired.OnDemand, d.UUID) {
+			return false
+		}
+	}
+	return differs || v.InFlight()
 }
 
 // hasSelected reports whether a node selects a config or, where NVIDIA's DRA driver serves it, was asked for it last.
