@@ -21,8 +21,9 @@ import (
 // any.
 type onego struct {
 	since, until time.Time
-	whole        time.Time // since when there was no break at all
+	whole        time.Time // since when there was no break but upgrades of the driver
 	maintained   time.Time // since when the driver is being upgraded
+	looked       time.Time
 	vain         time.Time // since when nothing is to be changed on it
 	says         string    // and why not
 }
@@ -59,7 +60,7 @@ func (c *run) checkRelease() {
 	for _, h := range c.all() {
 		t, kept := &h.taken, h.isKept()
 		if t.whole.IsZero() { // it has just joined
-			*t = onego{whole: c.Now, maintained: c.Now}
+			*t = onego{whole: c.Now, maintained: c.Now, looked: c.Now}
 		}
 		if !h.upgrade.goesOn() {
 			t.maintained = c.Now
@@ -72,9 +73,13 @@ func (c *run) checkRelease() {
 		case kept:
 			t.until = c.Now
 		}
-		if h.off || !kept {
+		switch {
+		case h.off || !kept:
 			t.whole = c.Now
+		case h.upgrade.goesOn(): // one upgrade after the other is not the operator's (2^40+970134)
+			t.whole = t.whole.Add(c.Now.Sub(t.looked))
 		}
+		t.looked = c.Now
 		most := mostInOneGo + time.Minute // in these histories time passes in steps of up to a minute
 		lasts := max(t.until.Sub(t.since), c.Now.Sub(t.whole))
 		if r := h.GPU.Spec.Release; r != nil && lasts > most {
