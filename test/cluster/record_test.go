@@ -132,12 +132,7 @@ func (r *record) account(except ...string) account {
 	slices.SortStableFunc(r.happened, func(a, b happening) int { return cmp.Compare(a.version, b.version) })
 	a := account{alone: true}
 	nodes, gpus, changing, tainted := map[string]*corev1.Node{}, map[string]*v1alpha1.GPUNode{}, map[string]bool{}, map[string]bool{}
-	unsupported := map[asked]bool{} // said after it was decided
-	for _, h := range r.happened {
-		if h.gpu != nil && h.gpu.Status.Rollout.State == string(node.Unsupported) {
-			unsupported[asked{h.node, h.gpu.Generation}] = true
-		}
-	}
+	unsupported := r.unsupported()
 	for i, h := range r.happened {
 		if h.is != nil {
 			nodes[h.node] = h.is
@@ -152,11 +147,11 @@ func (r *record) account(except ...string) account {
 			delete(changing, h.node)
 			continue
 		}
-		n, of := cluster.NodeOf(nodes[h.node], gpus[h.node]), asked{h.node, gpus[h.node].Generation}
+		n := cluster.NodeOf(nodes[h.node], gpus[h.node])
 		if slices.ContainsFunc(n.Taints, func(t corev1.Taint) bool { return t.Key == v1alpha1.TaintChanging }) {
 			tainted[n.Name] = true
 		}
-		if !invariant.Disturbed(n) && (!underway(&n.GPU) || unsupported[of]) {
+		if !invariant.Disturbed(n) && (!underway(&n.GPU) || unsupported[i]) {
 			delete(changing, n.Name)
 			continue
 		}
@@ -171,10 +166,16 @@ func (r *record) account(except ...string) account {
 	return a
 }
 
-// asked is what a GPUNode asks for.
-type asked struct {
-	node       string
-	generation int64
+// unsupported are the moments at which a node is Unsupported, or reported as that next: the report comes after the decision.
+func (r *record) unsupported() []bool {
+	is, says := make([]bool, len(r.happened)), map[string][]string{} // of each node the state, and the one after it
+	for i, h := range slices.Backward(r.happened) {
+		if next := says[h.node]; h.gpu != nil && (len(next) == 0 || h.gpu.Status.Rollout.State != next[0]) {
+			says[h.node] = append([]string{h.gpu.Status.Rollout.State}, next[:min(1, len(next))]...)
+		}
+		is[i] = slices.Contains(says[h.node], string(node.Unsupported))
+	}
+	return is
 }
 
 // underway reports whether a GPUNode asks for something that is not reached.

@@ -33,8 +33,7 @@ import (
 //
 //	record                written by                                ends
 //	status.rollout.failed recordFailure: failChange with a          another desired state or attempt: another generation
-//	                      fallback; drain.go without one            of the policy or retry by annotation (recordedFailure);
-//	                                                                of one for demand also timing.Patience (afterFailure)
+//	                      fallback; drain.go without one            of the policy or retry by annotation (recordedFailure)
 //	AnnotationTimedOut    RecordTimeout: nothing to fall back to;   its time is over, twice as long each time
 //	                      EndTurn: the window has closed;           (Timeout.Until), or another attempt (timeoutAttemptID)
 //	                      EndInterrupted: interrupted too long
@@ -73,16 +72,12 @@ func recordFailure(v *View, reason, message string) []action.Action {
 	failed := &v1alpha1.FailedChange{
 		Hash: v.DesiredHash(), Reason: reason, Message: format.Cut(message, most), Attempt: v.AttemptID(), Time: metav1.NewTime(v.Snapshot.Now.Truncate(time.Second)),
 	}
-	actions := []action.Action{record(v, v.Node.GPU.Status.Rollout.LastGood, failed, "recording that the change failed")}
+	status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{LastGood: v.Node.GPU.Status.Rollout.LastGood, Failed: failed}}
+	actions := []action.Action{action.Report{Node: v.Node.Name, Status: status, Policy: v.Ref(), Why: "recording that the change failed"}}
 	if spec := *v.Node.GPU.Spec.DeepCopy(); withdrawRebootPermission(v, &spec) {
 		actions = append(actions, v.setSpec(spec, "withdrawing the permission to reboot the node"))
 	}
 	return actions
-}
-
-func record(v *View, good *v1alpha1.NodeSharing, failed *v1alpha1.FailedChange, why string) action.Report {
-	last := v1alpha1.RolloutStatus{LastGood: good, Failed: failed}
-	return action.Report{Node: v.Node.Name, Status: v1alpha1.GPUNodeStatus{Rollout: last}, Policy: v.Ref(), Why: why}
 }
 
 // recordedFailure is the record that what is asked failed on this node; nil if it has not, or is to be tried again.
@@ -123,12 +118,6 @@ func afterFailure(v *View, f v1alpha1.FailedChange, r Result) Result {
 	case !v.FallsBack:
 		r.Next = atOnce(RestoreScheduling(v, "it did not become idle in time")...)
 		r.Message = afterDrainTimedOut(v, f.Message)
-	case r.State == UpToDate && v.ForDemand:
-		again := f.Time.Add(timing.Patience)
-		r.Message = format.Beside(f.Message, "rolled back; tried again at "+format.Clock(again))
-		if r.After = max(again.Sub(v.Snapshot.Now), 0); r.After == 0 {
-			r.Next = atOnce(record(v, lastGood(&v.Node.GPU), nil, "trying again what failed"))
-		}
 	case r.State == UpToDate:
 		r.Message = rolledBack(v, f.Message)
 	default:
@@ -180,9 +169,10 @@ func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
 	return t
 }
 
-// A release, the way back itself and what was reached before have nothing to fall back to. When a stage of theirs does
-// not end in time, the operator removes its taint, starts NVIDIA's programs again and records that in the same write
-// (v1alpha1.AnnotationTimedOut). Until the rest is over it takes neither again.
+// A change that fails falls back. A release, the way back itself and what was reached before have nothing to fall back
+// to. When a stage of theirs does not end in time, the operator removes its taint, starts NVIDIA's programs again and
+// records that in the same write (v1alpha1.AnnotationTimedOut). Until the rest is over it takes neither again, whatever
+// the stage.
 
 // Timeout is the record that a change with nothing to fall back to did not end in time.
 type Timeout struct {

@@ -138,7 +138,8 @@ func recordReached(v *View) []action.Action {
 		good.Devices = withoutRestored(v, cluster.SortedByUUID(good.Devices))
 		spec.Devices, spec.Baseline.Devices = withoutRestored(v, spec.Devices), withoutRestored(v, spec.Baseline.Devices)
 		if last := v.Node.GPU.Status.Rollout; last.Failed != nil || !equality.Semantic.DeepEqual(last.LastGood, good) {
-			actions = []action.Action{record(v, good, nil, "recording the last good state")}
+			status := v1alpha1.GPUNodeStatus{Rollout: v1alpha1.RolloutStatus{LastGood: good}}
+			actions = []action.Action{action.Report{Node: v.Node.Name, Status: status, Policy: v.Ref(), Why: "recording the last good state"}}
 		}
 	}
 	return append(actions, writeReachedSpec(v, spec, "recording what the node reached")...)

@@ -999,8 +999,14 @@ func (c *applied) faultsEnd() {
 	}
 }
 
-// servesTheLast is a pod that asks for the largest profile that may be made.
+// servesTheLast is a pod that asks for the largest profile that may be made. An edit that failed for good, its agent lost, people try again
+// (416563); whatever else failed is the operator's to do again.
 func (c *applied) servesTheLast() {
+	for _, h := range c.hosts {
+		if c.edited && h.GPU.Status.Rollout.Failed != nil {
+			h.annotate(v1alpha1.AnnotationRetry, "1")
+		}
+	}
 	of := c.Policies[0].Spec.Sharing.MIG.Layouts[0].OnDemand
 	if len(of.Reserve) > 0 {
 		return

@@ -71,7 +71,7 @@ func (c *applied) prepares(h *host, name string) {
 		delete(c.bound, name)
 		c.tell("pod %s starts on %s", name, h.Name)
 	case slices.Contains(h.hanging(), name):
-		c.breaks(!c.edited && !c.hasBooted(h, c.bound[name].chosen), "6: pod %s hangs on %s: it was allocated an instance that is gone", name, h.Name)
+		c.breaks(!c.edited && !c.hasBooted(h, c.Now) && !c.hasBooted(h, c.bound[name].chosen), "6: pod %s hangs on %s: it was allocated an instance that is gone", name, h.Name)
 		delete(c.bound, name)
 		c.end(h, name)
 	}

@@ -20,7 +20,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	pure "github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -118,7 +117,15 @@ func TestTheAgentIsAskedForIdleTimes(t *testing.T) {
 // any change for demand, the way back to rest waits until nobody uses an instance.
 func TestAGPUNodeThatIsMadeAnewTakesNoInstanceOnDemand(t *testing.T) {
 	g := NewWithT(t)
-	c, h, decided := decidedOn()
+	sharing := mig(v1alpha1.MIGInstances{Profile: "7g.40gb", Count: 1})
+	sharing.MIG.Layouts[0].OnDemand = &v1alpha1.MIGOnDemand{Mode: v1alpha1.OnDemandModeApply, Profiles: []v1alpha1.MIGProfile{"1g", "7g"}}
+	c, h := toMIG(evicting)
+	c.setSharing(sharing)
+	c.run(120)
+	var decided []v1alpha1.GPUDemand
+	for _, d := range h.devices() {
+		decided = append(decided, v1alpha1.GPUDemand{UUID: d.UUID, SinceTime: metav1.NewTime(c.Now), Instances: []v1alpha1.InstanceCount{{Profile: "1g.5gb", Count: 7}}})
+	}
 	h.GPU.Status.Demand = decided
 	c.run(120)
 	has := h.instances()
@@ -136,38 +143,6 @@ func TestAGPUNodeThatIsMadeAnewTakesNoInstanceOnDemand(t *testing.T) {
 	c.end(h, "train")
 	c.run(240)
 	g.Expect(h.instances()).To(HaveLen(2), h.waits())
-}
-
-// decidedOn is a node that rests, and what may be decided of its GPUs.
-func decidedOn() (c *site, h *host, decided []v1alpha1.GPUDemand) {
-	sharing := mig(v1alpha1.MIGInstances{Profile: "7g.40gb", Count: 1})
-	sharing.MIG.Layouts[0].OnDemand = &v1alpha1.MIGOnDemand{Mode: v1alpha1.OnDemandModeApply, Profiles: []v1alpha1.MIGProfile{"1g", "7g"}}
-	c, h = toMIG(evicting)
-	c.setSharing(sharing)
-	c.run(120)
-	for _, d := range h.devices() {
-		decided = append(decided, v1alpha1.GPUDemand{UUID: d.UUID, SinceTime: metav1.NewTime(c.Now), Instances: []v1alpha1.InstanceCount{{Profile: "1g.5gb", Count: 7}}})
-	}
-	return c, h, decided
-}
-
-// TestAFailedChangeForDemandIsTriedAgain after an hour, without people, also where nothing else can be decided.
-func TestAFailedChangeForDemandIsTriedAgain(t *testing.T) {
-	g := NewWithT(t)
-	c, h, decided := decidedOn()
-	h.lags = true
-	h.GPU.Status.Demand = decided
-	c.run(60)
-	c.tick(timing.ApplyTimeout)
-	c.run(60)
-	h.lags = false
-	c.run(240)
-	g.Expect(h.waits()).To(And(HavePrefix("ApplyTimedOut:"), ContainSubstring("rolled back; tried again at")))
-	g.Expect(h.instances()).To(HaveLen(2))
-	c.tick(timing.Patience)
-	c.run(240)
-	g.Expect(h.instances()).To(HaveLen(14), h.waits())
-
 }
 
 // TestAdviceChangesNothing: with MIG on demand in mode Advise the controller writes what it writes without. EFFECTS=advice plays all seeds of
