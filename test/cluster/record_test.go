@@ -166,7 +166,8 @@ func (r *record) account(except ...string) account {
 	return a
 }
 
-// unsupported are the moments at which a node is Unsupported, or reported as that next: the report comes after the decision.
+// unsupported are the moments at which a node was reported as Unsupported for what is asked of it, or is reported so next: the report comes
+// after the decision.
 func (r *record) unsupported() []bool {
 	is, says := make([]bool, len(r.happened)), map[string][]string{} // of each node the state, and the one after it
 	for i, h := range slices.Backward(r.happened) {
@@ -174,6 +175,15 @@ func (r *record) unsupported() []bool {
 			says[h.node] = append([]string{h.gpu.Status.Rollout.State}, next[:min(1, len(next))]...)
 		}
 		is[i] = slices.Contains(says[h.node], string(node.Unsupported))
+	}
+	asks, said := map[string]int64{}, map[string]int64{} // generations
+	for i, h := range r.happened {
+		if h.gpu != nil {
+			if asks[h.node] = h.gpu.Generation; h.gpu.Status.Rollout.State == string(node.Unsupported) && h.gpu.Status.ObservedGeneration == h.gpu.Generation {
+				said[h.node] = h.gpu.Generation
+			}
+		}
+		is[i] = is[i] || asks[h.node] != 0 && asks[h.node] == said[h.node]
 	}
 	return is
 }
