@@ -257,7 +257,7 @@ func (s *run) NamesUser(p *place, message string) bool {
 	return slices.ContainsFunc(s.podsOn(p.name), func(o corev1.Pod) bool { return strings.Contains(message, o.Namespace+"/"+o.Name) })
 }
 
-// shared reports whether NVIDIA's DRA driver offers the GPUs of a node: by a slice, whoever of the simulated has published it, or by a pod.
+// shared reports whether NVIDIA's DRA driver offers the GPUs of a node, by any slice or a pod.
 func (s *run) shared(node string) bool {
 	published := &resourcev1.ResourceSliceList{}
 	s.Expect(s.client.List(s.t.Context(), published, client.MatchingFields{resourcev1.ResourceSliceSelectorNodeName: node})).To(Succeed())
