@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/onsi/gomega"
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
@@ -39,26 +38,26 @@ func TestControlGroupsOfPods(t *testing.T) {
 		"a static pod": {"kubepods/pod" + sandbox[:32], nil, nil, nil, sandbox[:32], false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g, root := gomega.NewWithT(t), t.TempDir()
+			g, root := NewWithT(t), t.TempDir()
 			for _, dir := range append(tc.folders, "") {
-				g.Expect(os.MkdirAll(filepath.Join(root, tc.pod, dir), 0o700)).To(gomega.Succeed())
+				g.Expect(os.MkdirAll(filepath.Join(root, tc.pod, dir), 0o700)).To(Succeed())
 			}
-			g.Expect(os.WriteFile(filepath.Join(root, tc.pod, "dmem.max"), nil, 0o600)).To(gomega.Succeed())
+			g.Expect(os.WriteFile(filepath.Join(root, tc.pod, "dmem.max"), nil, 0o600)).To(Succeed())
 			found, err := host.Cgroups{Folder: root}.Pods()
-			g.Expect(err).NotTo(gomega.HaveOccurred())
-			g.Expect(found).To(gomega.HaveLen(1))
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(found).To(HaveLen(1))
 			paths := func(all []host.Cgroup) (names []string) {
 				for _, c := range all {
-					g.Expect(c.Controllers).To(gomega.BeEmpty(), "crun enables dmem for pods alone")
+					g.Expect(c.Controllers).To(BeEmpty(), "crun enables dmem for pods alone")
 					names = append(names, strings.TrimPrefix(c.Path, filepath.Join(root, tc.pod)+"/"))
 				}
 				return names
 			}
-			g.Expect(found[0].UID).To(gomega.Equal(tc.uid))
-			g.Expect(found[0].Controllers).To(gomega.Equal([]string{"dmem"}))
-			g.Expect(paths(found[0].Containers)).To(gomega.Equal(tc.containers))
-			g.Expect(paths(found[0].Inner)).To(gomega.Equal(tc.inner))
-			g.Expect(found[0].Begun()).To(gomega.Equal(tc.begun))
+			g.Expect(found[0].UID).To(Equal(tc.uid))
+			g.Expect(found[0].Controllers).To(Equal([]string{"dmem"}))
+			g.Expect(paths(found[0].Containers)).To(Equal(tc.containers))
+			g.Expect(paths(found[0].Inner)).To(Equal(tc.inner))
+			g.Expect(found[0].Begun()).To(Equal(tc.begun))
 		})
 	}
 }
