@@ -308,6 +308,7 @@ func (s *run) partitionsAgain(p *place) {
 			history.Partition(p, d)
 		}
 	}
+	s.rebornUnmanaged(p) // a Hopper loses its MIG mode (13121)
 }
 
 func (p *place) devices() []gpu.Device {
