@@ -153,10 +153,10 @@ func (s *run) repartitions() (some bool) {
 		for _, d := range p.devices() {
 			if s.spec(p.name).Baseline == nil && bornAs(d) == p.born[d.UUID] && d.State.MIG && len(d.State.Instances) == 0 {
 				history.Partition(p, d)
+				s.rebornUnmanaged(p)
 				some = true
 			}
 		}
-		s.rebornUnmanaged(p)
 	}
 	return some
 }

@@ -169,21 +169,27 @@ func (r *record) account(except ...string) account {
 // unsupported are the moments at which a node was reported as Unsupported for what is asked of it, or is reported so next: the report comes
 // after the decision.
 func (r *record) unsupported() []bool {
-	is, says := make([]bool, len(r.happened)), map[string][]string{} // of each node the state, and the one after it
-	for i, h := range slices.Backward(r.happened) {
-		if next := says[h.node]; h.gpu != nil && (len(next) == 0 || h.gpu.Status.Rollout.State != next[0]) {
-			says[h.node] = append([]string{h.gpu.Status.Rollout.State}, next[:min(1, len(next))]...)
-		}
-		is[i] = slices.Contains(says[h.node], string(node.Unsupported))
+	type report struct {
+		state      string
+		generation int64
 	}
-	asks, said := map[string]int64{}, map[string]int64{} // generations
+	is, such := make([]bool, len(r.happened)), make([]report, len(r.happened))
+	asked, said := map[string]report{}, map[string]report{}
+	of := func(n *v1alpha1.GPUNode) report { return report{n.Status.Rollout.State, n.Status.ObservedGeneration} }
 	for i, h := range r.happened {
 		if h.gpu != nil {
-			if asks[h.node] = h.gpu.Generation; h.gpu.Status.Rollout.State == string(node.Unsupported) && h.gpu.Status.ObservedGeneration == h.gpu.Generation {
-				said[h.node] = h.gpu.Generation
+			if asked[h.node] = (report{string(node.Unsupported), h.gpu.Generation}); of(h.gpu) == asked[h.node] {
+				said[h.node] = of(h.gpu)
 			}
 		}
-		is[i] = is[i] || asks[h.node] != 0 && asks[h.node] == said[h.node]
+		such[i], is[i] = asked[h.node], asked[h.node] == said[h.node]
+	}
+	next := map[string][]report{} // of each node the one that stands or comes, and the one after it
+	for i, h := range slices.Backward(r.happened) {
+		if then := next[h.node]; h.gpu != nil && (len(then) == 0 || of(h.gpu) != then[0]) {
+			next[h.node] = append([]report{of(h.gpu)}, then[:min(1, len(then))]...)
+		}
+		is[i] = is[i] || slices.Contains(next[h.node], such[i])
 	}
 	return is
 }

@@ -935,7 +935,8 @@ func (c *applied) turnsOff(h *host) {
 
 // hasBooted reports whether a node had booted lately at a time: the scheduler may have chosen it for what it had before.
 func (c *applied) hasBooted(h *host, at time.Time) bool {
-	return at.Sub(c.booted[h.Name]) < time.Minute
+	since := at.Sub(c.booted[h.Name])
+	return since >= 0 && since < time.Minute
 }
 
 // deletes is a user who deletes the pod that has waited longest.
