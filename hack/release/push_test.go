@@ -4,6 +4,7 @@
 package main
 
 import (
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	. "github.com/onsi/gomega"
 
@@ -60,4 +62,38 @@ func (r aRegistry) damage(t *testing.T, digest string) {
 	g.Expect(err).NotTo(HaveOccurred())
 	content[len(content)-1] ^= 1
 	g.Expect(os.WriteFile(blob, content, 0o600)).To(Succeed())
+}
+
+func TestImagesRunAsTheDockerfileSays(t *testing.T) {
+	g := NewWithT(t)
+	content, err := os.ReadFile("../../Dockerfile")
+	g.Expect(err).NotTo(HaveOccurred())
+	stages := map[string]v1.Config{}
+	stage := ""
+	for line := range strings.Lines(string(content)) {
+		instruction, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if instruction == "FROM" {
+			g.Expect(strings.Fields(rest)).To(HaveLen(3), line)
+			stage = strings.Fields(rest)[2]
+			if strings.Fields(rest)[0] == "scratch" {
+				stages[stage] = v1.Config{WorkingDir: "/"}
+			}
+		}
+		config, isOurs := stages[stage]
+		if !isOurs {
+			continue
+		}
+		switch instruction {
+		case "USER":
+			config.User = rest
+		case "ENV":
+			config.Env = append(config.Env, rest)
+		case "ENTRYPOINT":
+			g.Expect(json.Unmarshal([]byte(rest), &config.Entrypoint)).To(Succeed())
+		}
+		stages[stage] = config
+	}
+	g.Expect(stages).To(Equal(map[string]v1.Config{
+		"controller": controllerSpec("amd64", nil).Config, "agent": agentSpec("amd64", nil, nil).Config,
+	}))
 }

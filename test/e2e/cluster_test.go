@@ -183,7 +183,7 @@ func restrictUsers(ctx context.Context) {
 func installCRDs() {
 	_, err := envtest.InstallCRDs(machine.Config, envtest.CRDInstallOptions{Paths: []string{
 		filepath.Join(root, "test", "env", "nvidia", "clusterpolicies.yaml"), filepath.Join(root, "test", "env", "nvidia", "gpuclusters.yaml"),
-	}, ErrorIfPathMissing: true})
+	}, ErrorIfPathMissing: true, MaxTime: time.Minute})
 	Expect(err).NotTo(HaveOccurred())
 }
 

@@ -333,7 +333,7 @@ func (w throughOLM) startOLM(ctx context.Context) {
 	GinkgoHelper()
 	definitions, err := olm.CRDs(filepath.Join(bin, "olm"), w.definitions...)
 	Expect(err).NotTo(HaveOccurred())
-	_, err = envtest.InstallCRDs(machine.Config, envtest.CRDInstallOptions{Paths: definitions, ErrorIfPathMissing: true})
+	_, err = envtest.InstallCRDs(machine.Config, envtest.CRDInstallOptions{Paths: definitions, ErrorIfPathMissing: true, MaxTime: time.Minute})
 	Expect(err).NotTo(HaveOccurred())
 	for _, program := range w.start(ctx) {
 		cmd := exec.Command(filepath.Join(bin, "olm", program.Name), program.Args...)

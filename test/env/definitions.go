@@ -51,7 +51,7 @@ func (s *server) define(ctx context.Context, folders []string) error {
 		}
 	}
 	s.defined, s.crds = wanted, read.CRDs
-	if _, err := envtest.InstallCRDs(s.Config, envtest.CRDInstallOptions{CRDs: missing}); err != nil {
+	if _, err := envtest.InstallCRDs(s.Config, envtest.CRDInstallOptions{CRDs: missing, MaxTime: time.Minute}); err != nil {
 		return fmt.Errorf("installing CRDs: %w", err)
 	}
 	return s.begin(ctx)

@@ -51,7 +51,7 @@ func newUnderOLM(t *testing.T, openshift bool, agents ...agentinstall.Agents) un
 	cluster := env.Start(t)
 	g.Expect(cluster.Client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: olmNamespace}})).To(Succeed())
 	if openshift {
-		_, err := envtest.InstallCRDs(cluster.Config, envtest.CRDInstallOptions{CRDs: []*apiextensionsv1.CustomResourceDefinition{scc()}})
+		_, err := envtest.InstallCRDs(cluster.Config, envtest.CRDInstallOptions{MaxTime: time.Minute, CRDs: []*apiextensionsv1.CustomResourceDefinition{scc()}})
 		g.Expect(err).NotTo(HaveOccurred())
 	}
 	u := underOLM{Cluster: cluster}

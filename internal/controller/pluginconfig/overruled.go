@@ -7,15 +7,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 )
 
 // Overridden names another controller that keeps reverting what we set in the ClusterPolicy.
@@ -42,15 +43,22 @@ const (
 	longestWait = time.Hour
 )
 
-// reverted returns the field manager that reverted what we had set in the ClusterPolicy, and when; ok is false if none
-// has.
+// reverted returns the field manager that reverted what we had set in the ClusterPolicy, and when; zero if
+// it removed fields, which leaves no time. !ok: none has.
 func (o *Observed) reverted() (manager string, at time.Time, ok bool) {
-	if configured(o.clusterPolicy, o.defaultKey) || outdated(o.clusterPolicy, o.Configs) {
+	if !o.removed() && (configured(o.clusterPolicy, o.defaultKey) || outdated(o.clusterPolicy, o.Configs)) {
 		return "", time.Time{}, false
 	}
-	manager, at = lastWriter(o.clusterPolicy)
-	return manager, at, o.configuredBefore(at)
+	manager, at, owns := lastWriter(o.clusterPolicy)
+	ok = o.configuredBefore(at)
+	if !owns {
+		at = time.Time{}
+	}
+	return manager, at, ok
 }
+
+// removed reports whether the tolerations that we added are gone.
+func (o *Observed) removed() bool { return o.Operands.Void && o.Operands.Taken == "" }
 
 // configuredBefore reports whether we had configured the ClusterPolicy: its copy of the baseline is written in the same
 // patch. A controller that replaces the whole ClusterPolicy removes that copy too. Then our ConfigMap has the record of
@@ -66,8 +74,11 @@ func (o *Observed) configuredBefore(lastWrite time.Time) bool {
 
 // again returns how the manager was overruled before, if its revert at a time follows that quickly enough to be another
 // round.
-func (b baseline) again(manager string, at time.Time) (overruling, bool) {
+func (b baseline) again(manager string, at, now time.Time) (overruling, bool) {
 	before, was := b.Overruled[manager]
+	if at.IsZero() {
+		at = now.Add(-longestWait)
+	}
 	return before, was && at.Sub(before.At) < longestWait
 }
 
@@ -77,17 +88,21 @@ func (o *Observed) overridden(now time.Time) *Overridden {
 	if !reverted {
 		return nil
 	}
-	before, again := o.baseline.again(manager, at)
+	before, again := o.baseline.again(manager, at, now)
 	since := before.At
-	if at.Before(since) { // the API server's clock is behind
+	if !at.IsZero() && at.Before(since) { // the API server's clock is behind
 		since = at
 	}
 	until := since.Add(timing.Doubled(firstWait, longestWait, before.Times))
 	if !again || !now.Before(until) {
 		return nil
 	}
+	fields := differs(o.clusterPolicy, o.defaultKey)
+	if o.removed() {
+		fields = append(fields, "daemonsets.tolerations")
+	}
 	return &Overridden{Manager: manager, Until: until, Message: fmt.Sprintf("ClusterPolicy: field manager %q set %s again; reverted at %s. "+
-		"Make it leave that alone", manager, format.List(differs(o.clusterPolicy, o.defaultKey)), format.Clock(until))}
+		"Make it leave that alone", manager, format.List(fields), format.Clock(until))}
 }
 
 // overruled returns the baseline once our fields are set again: with the manager that had reverted them, if one had,
@@ -98,7 +113,7 @@ func (o *Observed) overruled(now time.Time) baseline {
 	if !reverted {
 		return b
 	}
-	before, again := b.again(manager, at)
+	before, again := b.again(manager, at, now)
 	if !again {
 		before.Times = 0
 	}
@@ -124,44 +139,21 @@ func (b baseline) last(now time.Time) (at time.Time) {
 
 // lastWriter is the field manager that owns our fields of a ClusterPolicy instead of us or, if nobody does since they
 // were removed, the last that wrote anything, and when it wrote.
-func lastWriter(policy *unstructured.Unstructured) (manager string, at time.Time) {
-	owners, others := []metav1.ManagedFieldsEntry{}, []metav1.ManagedFieldsEntry{}
+func lastWriter(policy *unstructured.Unstructured) (manager string, at time.Time, owned bool) {
 	for _, entry := range policy.GetManagedFields() {
-		switch {
-		case entry.Manager == fieldManager || entry.Subresource != "" || entry.Time == nil:
-		case ownsConfiguration(entry):
-			owners = append(owners, entry)
-		default:
-			others = append(others, entry)
+		if entry.Manager == fieldManager || entry.Subresource != "" || entry.Time == nil {
+			continue
+		}
+		owns := ownsConfiguration(entry)
+		if owns && !owned || owns == owned && entry.Time.After(at) {
+			manager, at, owned = entry.Manager, entry.Time.Time, owns
 		}
 	}
-	if len(owners) == 0 {
-		owners = others
-	}
-	for _, entry := range owners {
-		if entry.Time.After(at) {
-			manager, at = entry.Manager, entry.Time.Time
-		}
-	}
-	return manager, at
+	return manager, at, owned
 }
 
 func ownsConfiguration(entry metav1.ManagedFieldsEntry) bool {
-	if entry.FieldsV1 == nil {
-		return false
-	}
-	set := &fieldpath.Set{}
-	if err := set.FromJSON(entry.FieldsV1.GetRawReader()); err != nil {
-		return false
-	}
-	for _, path := range [][]string{configNamePath(), defaultKeyPath(), strategyPath()} {
-		parts := make([]any, len(path))
-		for i, name := range path {
-			parts[i] = name
-		}
-		if p, err := fieldpath.MakePath(parts...); err == nil && set.Has(p) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([][]string{configNamePath(), defaultKeyPath(), strategyPath()}, func(path []string) bool {
+		return clusterpolicy.Owns(entry, path)
+	})
 }

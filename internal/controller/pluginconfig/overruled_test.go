@@ -193,6 +193,34 @@ func testFightCalms(f *fixture) {
 	}
 }
 
+// testTolerationsRemoved: a list that is removed has no owner any more.
+func testTolerationsRemoved(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	f.tolerations = []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists}}
+	f.configure(research)
+	remove := `{"spec":{"daemonsets":{"tolerations":null}}}`
+	f.patch(policy, "argocd-controller", remove)
+	f.Expect(f.observe().Operands.Ours).To(BeEmpty())
+	f.Expect(f.configure(research)).To(Equal([]string{"patch ClusterPolicy", "apply ConfigMap"}))
+	f.Expect(f.observe().Operands.Ours).To(Equal(f.tolerations))
+
+	for _, minutes := range []int{1, 2, 4, 8, 16, 32, 60, 60} {
+		f.patch(policy, "argocd-controller", remove)
+		f.Expect(f.configure(research)).To(BeEmpty())
+		overridden := f.observe().Overridden
+		f.Expect(overridden.Message).To(ContainSubstring("set daemonsets.tolerations again"))
+		f.Expect(overridden.Until).To(BeTemporally("~", f.clock.Now().Add(time.Duration(minutes)*time.Minute), time.Second))
+		f.clock.SetTime(overridden.Until)
+		f.configure(research)
+		f.Expect(f.observe().Operands.Ours).To(Equal(f.tolerations))
+	}
+
+	f.patch(policy, "argocd-controller", remove)
+	f.tolerations = nil
+	f.restore(false)
+	f.Expect(f.get(policy).GetAnnotations()).To(BeEmpty())
+}
+
 // testRecordIsLost: the record of who was overruled survives a controller that replaces the whole ClusterPolicy, and
 // the loss of the ConfigMap.
 func testRecordIsLost(f *fixture) {

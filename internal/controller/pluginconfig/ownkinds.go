@@ -81,13 +81,14 @@ func (c *Configurer) OwnPolicies(
 // Restores reports whether Restore, RestoreMIG or Configure would restore something that the operator changed.
 func (o *Observed) Restores(configure, configureMIG bool, tolerations []corev1.Toleration) bool {
 	cluster := o.clusterPolicy
+	tolerates := cluster != nil && !slices.Equal(tolerations, o.Operands.Ours)
 	if configure {
-		return cluster != nil && (!configureMIG && readsOurs(cluster) || !slices.Equal(tolerations, o.Operands.Ours))
+		return tolerates || cluster != nil && !configureMIG && readsOurs(cluster)
 	}
 	if o.undecided {
 		return false
 	}
-	if cluster != nil && (pointsAtOurs(cluster) || readsOurs(cluster) || o.keepsOperands(tolerations)) {
+	if tolerates || cluster != nil && (pointsAtOurs(cluster) || readsOurs(cluster) || o.Operands.Void) {
 		return true
 	}
 	if exists(o.copied) || len(o.leftovers) > 0 {
@@ -99,11 +100,6 @@ func (o *Observed) Restores(configure, configureMIG bool, tolerations []corev1.T
 // pointsAtOurs reports whether the ClusterPolicy makes the device plugin read our ConfigMap, or has a record of ours.
 func pointsAtOurs(policy *unstructured.Unstructured) bool {
 	return stringAt(policy, configNamePath()...) == ConfigMapName || stringAt(policy, annotationPath()...) != ""
-}
-
-// keepsOperands reports whether NVIDIA's programs have something of the operator's besides these tolerations.
-func (o *Observed) keepsOperands(tolerations []corev1.Toleration) bool {
-	return o.Operands.Taken != "" || !slices.Equal(tolerations, o.Operands.Ours)
 }
 
 // nodeFeature is the kind by which GPU Feature Discovery (GFD) asks Node Feature Discovery (NFD) for labels.

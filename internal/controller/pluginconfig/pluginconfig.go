@@ -205,8 +205,7 @@ func (c *Configurer) locate(o *Observed, policy *unstructured.Unstructured) {
 				"the controller with --device-plugin-namespace", policy.GetName())
 			return
 		}
-		operands := clusterpolicy.OperandsOf(policy)
-		o.ClusterPolicy, o.clusterPolicy, o.Operands = true, policy, &operands
+		o.ClusterPolicy, o.clusterPolicy, o.Operands = true, policy, new(clusterpolicy.OperandsOf(policy))
 		return
 	}
 	if c.standAlone.Namespace != "" && c.standAlone.ConfigMap != "" {

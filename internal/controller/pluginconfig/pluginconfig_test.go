@@ -60,6 +60,7 @@ func TestConfigurer(t *testing.T) {
 		"fights over no key, and keeps the copy meanwhile":                    testKeysTaken,
 		"gives NVIDIA's programs tolerations and takes them back":             testTolerations,
 		"leaves tolerations alone that a user has written since":              testTolerationsTaken,
+		"adds tolerations again that were removed, with a bound":              testTolerationsRemoved,
 		"puts the ClusterPolicy back, then removes the ConfigMap":             testRestore,
 		"finds the record on the ClusterPolicy if the ConfigMap is deleted":   testRecord,
 		"overrules a field manager once and then leaves it alone for a while": testFight,

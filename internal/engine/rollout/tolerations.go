@@ -63,7 +63,7 @@ func toleranceOf(s *cluster.Snapshot) tolerance {
 		return t
 	}
 	t.Ours = o.Ours
-	users := slices.DeleteFunc(slices.Clone(o.Tolerations), func(have corev1.Toleration) bool { return hasToleration(o.Ours, have) })
+	users := slices.DeleteFunc(slices.Clone(o.Tolerations), func(have corev1.Toleration) bool { return clusterpolicy.Among(o.Ours, have) })
 	var want []corev1.Toleration
 	for _, taint := range taintsToTolerate(s) {
 		if !clusterpolicy.Tolerates(slices.Concat(users, want), taint) {
@@ -72,7 +72,7 @@ func toleranceOf(s *cluster.Snapshot) tolerance {
 	}
 	if t.full = len(want) > mostTolerations; t.full { // those that are there stay
 		slices.SortStableFunc(want, func(a, b corev1.Toleration) int {
-			switch x, y := hasToleration(o.Ours, a), hasToleration(o.Ours, b); {
+			switch x, y := clusterpolicy.Among(o.Ours, a), clusterpolicy.Among(o.Ours, b); {
 			case x == y:
 				return 0
 			case x:
@@ -82,7 +82,7 @@ func toleranceOf(s *cluster.Snapshot) tolerance {
 		})
 		want = want[:mostTolerations]
 	}
-	if len(want) == len(o.Ours) && !slices.ContainsFunc(want, func(x corev1.Toleration) bool { return !hasToleration(o.Ours, x) }) {
+	if len(want) == len(o.Ours) && !slices.ContainsFunc(want, func(x corev1.Toleration) bool { return !clusterpolicy.Among(o.Ours, x) }) {
 		return t
 	}
 	if t.unsafe = tolerationsUnsafe(s); t.unsafe == "" {
@@ -108,7 +108,7 @@ func taintsToTolerate(s *cluster.Snapshot) []corev1.Taint {
 	}
 	for i := range s.Nodes {
 		for _, t := range s.Nodes[i].Taints {
-			if hasToleration(s.Plugin.Operands.Ours, tolerationOf(t)) || recordedIn(s.Nodes[i].Annotations[v1alpha1.AnnotationTaints], t) {
+			if clusterpolicy.Among(s.Plugin.Operands.Ours, tolerationOf(t)) || recordedIn(s.Nodes[i].Annotations[v1alpha1.AnnotationTaints], t) {
 				taints = append(taints, corev1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect})
 			}
 		}
@@ -226,6 +226,8 @@ func (t tolerance) pods(byDriver bool) []*cluster.Pod {
 	return pods
 }
 
+const replacesPods = ", which replaces the pods of NVIDIA's programs node by node"
+
 func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message string) {
 	o, s := t.snapshot.Plugin.Operands, t.snapshot
 	switch {
@@ -237,24 +239,23 @@ func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message s
 		return t.podsRefuse(taint, byDriver)
 	case clusterpolicy.Tolerates(o.Tolerations, taint):
 		return "", ""
-	case t.full && !hasToleration(t.Ours, tolerationOf(taint)):
+	case t.full && !clusterpolicy.Among(t.Ours, tolerationOf(taint)):
 		return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("The operator adds %d tolerations at most to ClusterPolicy %s. "+
 			"Use one taint for several policies, or add %s there", mostTolerations, o.Name, writtenToleration(tolerationOf(taint)))
 	case t.coming:
-		return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("the toleration of %s is being added to ClusterPolicy %s, "+
-			"which replaces the pods of NVIDIA's programs node by node", action.NameOf(taint), o.Name)
+		return v1alpha1.ReasonTolerationsChanging, cmp.Or(s.Plugin.Message, fmt.Sprintf("the toleration of %s is being added to ClusterPolicy %s"+
+			replacesPods, action.NameOf(taint), o.Name))
 	}
 	unsafe := cmp.Or(t.unsafe, tolerationsUnsafe(s))
 	if unsafe == "" {
-		return v1alpha1.ReasonPaused, fmt.Sprintf("the toleration of %s is to be added to ClusterPolicy %s first, "+
-			"which replaces the pods of NVIDIA's programs node by node", action.NameOf(taint), o.Name)
+		return v1alpha1.ReasonPaused, fmt.Sprintf("the toleration of %s is to be added to ClusterPolicy %s first"+
+			replacesPods, action.NameOf(taint), o.Name)
 	}
 	return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("Toleration not added: %s; add %s to daemonsets.tolerations of the ClusterPolicy",
 		unsafe, writtenToleration(tolerationOf(taint)))
 }
 
-// podsRefuse reports whether the pods of a stand-alone device plugin, or of NVIDIA's DRA driver, tolerate a taint:
-// their DaemonSet is its owner's.
+// podsRefuse is refusal for a DaemonSet that is its owner's: of a stand-alone device plugin, or NVIDIA's DRA driver.
 func (t tolerance) podsRefuse(taint corev1.Taint, byDriver bool) (reason, message string) {
 	program, value := "NVIDIA's device plugin", "tolerations"
 	if byDriver {
@@ -293,10 +294,6 @@ func (t tolerance) refusesOn(n *cluster.Node, taint corev1.Taint) (reason, messa
 	slices.Sort(pods)
 	return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("Waiting for %s to tolerate %s; if not NVIDIA's, add %s "+
 		"(Helm: node-feature-discovery.worker.tolerations)", format.List(pods), action.NameOf(taint), writtenToleration(tolerationOf(taint)))
-}
-
-func hasToleration(all []corev1.Toleration, t corev1.Toleration) bool {
-	return slices.ContainsFunc(all, func(o corev1.Toleration) bool { return o.MatchToleration(&t) })
 }
 
 // writtenToleration is a toleration as YAML on one line.

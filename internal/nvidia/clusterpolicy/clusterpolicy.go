@@ -64,9 +64,10 @@ type Operands struct {
 	Tolerations []corev1.Toleration
 	// Ours are those of them that we added.
 	Ours []corev1.Toleration
-	// Taken is the field manager that has written the tolerations since we added to them; none of them is ours then.
-	// Empty: nobody has.
+	// Taken is the field manager that has written the tolerations since we added to them; empty: nobody has.
 	Taken string
+	// Void says that nothing we added is ours any more: the tolerations are Taken, or were removed.
+	Void bool
 	// Driver says that one of the DaemonSets is that of the driver. Its pods are never replaced by Kubernetes, so they
 	// take a changed template over only when another controller or a user restarts them.
 	Driver bool
@@ -102,9 +103,10 @@ func OperandsOf(policy *unstructured.Unstructured) Operands {
 		named, _, _ := unstructured.NestedString(policy.Object, "spec", "sandboxWorkloads", "defaultWorkload")
 		workload = cmp.Or(named, "container")
 	}
+	ours, void := recorded(policy)
 	mpsRoot, _, _ := unstructured.NestedString(policy.Object, "spec", "devicePlugin", "mps", "root")
 	return Operands{
-		Name: policy.GetName(), MPSRoot: mpsRoot, Tolerations: have, Ours: recorded(policy).Added,
+		Name: policy.GetName(), MPSRoot: mpsRoot, Tolerations: have, Ours: ours.Added, Void: void,
 		Taken: taken(policy), Driver: driver,
 		Upgrades: driver && enabled(policy, false, "driver", "upgradePolicy", "autoUpgrade") && !sandbox,
 		Workload: workload, Toolkit: enabled(policy, true, "toolkit", "enabled"),

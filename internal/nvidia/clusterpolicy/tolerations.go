@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
@@ -46,11 +47,16 @@ const (
 	empty  = "empty"
 )
 
-func recorded(policy *unstructured.Unstructured) (r record) {
-	if taken(policy) != "" || json.Unmarshal([]byte(policy.GetAnnotations()[v1alpha1.AnnotationTolerations]), &r) != nil {
-		return record{}
+// recorded is what is ours. It is void once another client has written the list, or removed it: that leaves no owner.
+func recorded(policy *unstructured.Unstructured) (r record, void bool) {
+	if json.Unmarshal([]byte(policy.GetAnnotations()[v1alpha1.AnnotationTolerations]), &r) != nil {
+		return record{}, false
 	}
-	return r
+	have := tolerations(policy)
+	if taken(policy) != "" || slices.ContainsFunc(r.Added, func(t corev1.Toleration) bool { return !Among(have, t) }) {
+		return record{}, true
+	}
+	return r, false
 }
 
 // taken is the field manager that has written the list since we added to it: then all of it is the user's again. Lists
@@ -59,30 +65,34 @@ func taken(policy *unstructured.Unstructured) (manager string) {
 	if policy.GetAnnotations()[v1alpha1.AnnotationTolerations] == "" {
 		return ""
 	}
-	parts := make([]any, 0, len(tolerationsPath()))
-	for _, name := range tolerationsPath() {
-		parts = append(parts, name)
-	}
-	path := fieldpath.MakePathOrDie(parts...)
 	for _, entry := range policy.GetManagedFields() {
-		set := &fieldpath.Set{}
-		if entry.FieldsV1 == nil || set.FromJSON(entry.FieldsV1.GetRawReader()) != nil || !set.Has(path) {
-			continue
-		}
-		if entry.Manager == FieldManager {
+		switch {
+		case !Owns(entry, tolerationsPath()):
+		case entry.Manager == FieldManager:
 			return ""
+		default:
+			manager = entry.Manager
 		}
-		manager = entry.Manager
 	}
 	return manager
 }
 
+// Owns reports whether a field manager owns a field.
+func Owns(entry metav1.ManagedFieldsEntry, path []string) bool {
+	set := &fieldpath.Set{}
+	if entry.FieldsV1 == nil || set.FromJSON(entry.FieldsV1.GetRawReader()) != nil {
+		return false
+	}
+	parts := make([]any, len(path))
+	for i, name := range path {
+		parts[i] = name
+	}
+	return set.Has(fieldpath.MakePathOrDie(parts...))
+}
+
 // tolerations are those that a ClusterPolicy lists. What the API server would not have taken counts as none.
 func tolerations(policy *unstructured.Unstructured) []corev1.Toleration {
-	list, _, err := unstructured.NestedSlice(policy.Object, tolerationsPath()...)
-	if err != nil {
-		return nil
-	}
+	list, _, _ := unstructured.NestedSlice(policy.Object, tolerationsPath()...)
 	var all []corev1.Toleration
 	for _, entry := range list {
 		fields, isMap := entry.(map[string]any)
@@ -98,8 +108,9 @@ func tolerations(policy *unstructured.Unstructured) []corev1.Toleration {
 // WithTolerations is the ClusterPolicy with exactly these tolerations of ours beside the user's. Without any it is as
 // it was before us, but for what the user has changed since.
 func WithTolerations(policy *unstructured.Unstructured, ours []corev1.Toleration) (*unstructured.Unstructured, error) {
-	p, r := policy.DeepCopy(), recorded(policy)
-	users := slices.DeleteFunc(tolerations(policy), func(t corev1.Toleration) bool { return among(r.Added, t) })
+	p := policy.DeepCopy()
+	r, _ := recorded(policy)
+	users := slices.DeleteFunc(tolerations(policy), func(t corev1.Toleration) bool { return Among(r.Added, t) })
 	if r.Found != "" && slices.EqualFunc(users, byDefault(), same) {
 		users = nil // repeated by us, not said by the user
 	}
@@ -156,7 +167,8 @@ func set(p *unstructured.Unstructured, all []corev1.Toleration) error {
 	return unstructured.SetNestedSlice(p.Object, list, tolerationsPath()...)
 }
 
-func among(all []corev1.Toleration, t corev1.Toleration) bool {
+// Among reports whether a toleration is one of these.
+func Among(all []corev1.Toleration, t corev1.Toleration) bool {
 	return slices.ContainsFunc(all, func(o corev1.Toleration) bool { return same(o, t) })
 }
 
