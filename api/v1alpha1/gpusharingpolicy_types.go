@@ -243,8 +243,8 @@ type Rollout struct {
 	// Nodes that belong to a machine of Cluster API or OpenShift, or to a node group of AKS, EKS or GKE, get the taint
 	// startup-taint.cluster-autoscaler.kubernetes.io/gpusharing instead, which Cluster Autoscaler waits for. Karpenter's nodes get
 	// none: list gpusharing.io/startup in spec.template.spec.startupTaints of the NodePool.
-	// NVIDIA's programs and Node Feature Discovery have to tolerate the taint, see taints. None: the operator adds no taint.
-	// Default: None.
+	// NVIDIA's programs and Node Feature Discovery have to tolerate the taint, see taints. None: the operator adds no taint,
+	// and takes one off that they do not tolerate. Default: None.
 	// +optional
 	// +kubebuilder:default=None
 	StartupTaint StartupTaintMode `json:"startupTaint,omitempty"`

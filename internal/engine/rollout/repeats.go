@@ -106,12 +106,11 @@ func heldMessage(m *member, s *cluster.Snapshot, held action.Action, until strin
 // reportTaintFight reports that taints of a policy are not written for now; startup: that the startup taint is not
 // taken off.
 func reportTaintFight(m *member, startup bool) {
-	m.TaintStatus.Reason, m.TaintStatus.Message = m.Reason, m.Message
+	m.TaintStatus = taintStatus{m.Reason, m.Message}
 	if machine, has := m.Node.Annotations[cluster.AnnotationMachine], startupTaintOn(m.View); machine != "" && has != nil && startup {
-		m.TaintStatus.Reason = v1alpha1.ReasonStartupTaintInMachineSet
-		m.TaintStatus.Message = fmt.Sprintf("OpenShift sets the taint %s again and again, so no pod starts there. Remove it from "+
+		m.Message = fmt.Sprintf("OpenShift sets the taint %s again and again, so no pod starts there. Remove it from "+
 			"spec.template.spec.taints of the MachineSet of Machine %s, and from that Machine",
 			action.NameOf(*has), machine)
-		m.Message = m.TaintStatus.Message
+		m.TaintStatus = taintStatus{v1alpha1.ReasonStartupTaintInMachineSet, m.Message}
 	}
 }

@@ -6,6 +6,7 @@ package rollout
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -79,7 +80,8 @@ func startupTaintOn(v *node.View) *corev1.Taint {
 // by GPU may still turn out to govern it.
 func wantStartup(m *member, g policy.Governed, awaited *v1alpha1.GPUSharingPolicy, t tolerance) bool {
 	_, silent := node.AgentNotReporting(m.View)
-	has := startupTaintOn(m.View) != nil
+	is := startupTaintOn(m.View)
+	has := is != nil
 	switch {
 	case m.NoPlugin() && g.By != nil:
 		return has // the policy is not honoured yet
@@ -87,8 +89,11 @@ func wantStartup(m *member, g policy.Governed, awaited *v1alpha1.GPUSharingPolic
 		return false
 	case g.By != nil && m.State == node.UpToDate:
 		return false
-	case has:
+	case has && (g.By == nil || taintsNewNodes(g.By)):
 		return true
+	case has: // NVIDIA's programs may never come
+		reason, _ := t.refuses(*is, t.byDriver(m.View))
+		return reason == "" || reason == v1alpha1.ReasonTolerationsChanging || t.unknown(*is, t.byDriver(m.View))
 	case g.By != nil:
 		awaited = g.By
 	}
@@ -114,7 +119,7 @@ func toleratesStartup(m *member, t tolerance) bool {
 		reason, message = t.refusesOn(m.Node, taint)
 	}
 	if reason != "" {
-		m.TaintStatus.Reason, m.TaintStatus.Message = reason, message
+		m.TaintStatus = taintStatus{reason, message}
 	}
 	return reason == ""
 }
@@ -129,10 +134,7 @@ func explainStartup(m *member, g policy.Governed, t tolerance) {
 	if _, message := t.refuses(*has, t.byDriver(m.View)); message != "" {
 		says += "; " + message
 	}
-	if m.Message != "" {
-		says = m.Message + "; " + says
-	}
-	m.Message = says
+	m.Message = strings.TrimPrefix(m.Message+"; "+says, "; ")
 }
 
 // startsUntainted reports whether the node is not in service yet, as one with the startup taint, though it has none.
@@ -153,7 +155,7 @@ func karpenterWaits(m *member) bool {
 	if karpenterIgnoresStartup(m.View) {
 		return true
 	}
-	m.TaintStatus.Reason, m.TaintStatus.Message = v1alpha1.ReasonStartupTaintMissing, "Karpenter made the node without the startup taint, so pods may start before it is ready"
+	m.TaintStatus = taintStatus{v1alpha1.ReasonStartupTaintMissing, "Karpenter made the node without the startup taint, so pods may start before it is ready"}
 	return false
 }
 

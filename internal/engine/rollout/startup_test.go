@@ -152,6 +152,18 @@ func TestAStartupTaintThatNVIDIADoesNotTolerateIsNotPut(t *testing.T) {
 		"the node says what keeps it from becoming ready")
 }
 
+func TestAStartupTaintThatNoPolicyAsksForStaysOnlyWhereNVIDIAToleratesIt(t *testing.T) {
+	g := NewWithT(t)
+	c := joining()
+	h := c.join("b", startup)
+	c.Plugin.Operands.Tolerations = append(c.Plugin.Operands.Tolerations, ofStartup...)
+	c.reconcile()
+	g.Expect(h.Taints).To(ContainElement(startup))
+	c.Plugin.Operands.Tolerations = nil
+	c.reconcile()
+	g.Expect(h.Taints).NotTo(ContainElement(startup))
+}
+
 func TestANodeOfNoPolicyLosesTheStartupTaintOnceItsAgentHasReported(t *testing.T) {
 	g := NewWithT(t)
 	c := joining(taintsNewNodes, func(p *v1alpha1.GPUSharingPolicy) {

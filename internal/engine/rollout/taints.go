@@ -26,7 +26,7 @@ import (
 // keepTaints decides which taints a node has for its policy's sake.
 func keepTaints(m *member, g policy.Governed, awaited *v1alpha1.GPUSharingPolicy, t tolerance) {
 	if g.By != nil && g.By.Spec.Rollout.Paused {
-		m.TaintStatus.Reason, m.TaintStatus.Message = v1alpha1.ReasonPaused, "the rollout is paused (rollout.paused)"
+		m.TaintStatus = taintStatus{v1alpha1.ReasonPaused, "the rollout is paused (rollout.paused)"}
 		return
 	}
 	if g.By == nil && m.Node.GPU.Spec.Baseline != nil && node.Retained(m.Node.GPU.Spec) {
@@ -94,7 +94,7 @@ func wantTaints(m *member, by *v1alpha1.GPUSharingPolicy, t tolerance) []corev1.
 			want = append(want, taint)
 			continue
 		}
-		m.TaintStatus.Reason, m.TaintStatus.Message = reason, message
+		m.TaintStatus = taintStatus{reason, message}
 	}
 	return want
 }
@@ -228,5 +228,5 @@ func takesPlaceOf(have, want corev1.Taint) bool {
 
 // recordedIn reports whether the record names a taint as ours.
 func recordedIn(record string, t corev1.Taint) bool {
-	return record != "" && slices.Contains(strings.Split(record, ","), action.NameOf(t))
+	return slices.Contains(strings.Split(record, ","), action.NameOf(t))
 }

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -71,16 +70,9 @@ func toleranceOf(s *cluster.Snapshot) tolerance {
 		}
 	}
 	if t.full = len(want) > mostTolerations; t.full { // those that are there stay
-		slices.SortStableFunc(want, func(a, b corev1.Toleration) int {
-			switch x, y := clusterpolicy.Among(o.Ours, a), clusterpolicy.Among(o.Ours, b); {
-			case x == y:
-				return 0
-			case x:
-				return -1
-			}
-			return 1
-		})
-		want = want[:mostTolerations]
+		stay := slices.DeleteFunc(slices.Clone(o.Ours), func(have corev1.Toleration) bool { return !clusterpolicy.Among(want, have) })
+		want = slices.DeleteFunc(want, func(x corev1.Toleration) bool { return clusterpolicy.Among(stay, x) })
+		want = append(stay, want...)[:mostTolerations]
 	}
 	if len(want) == len(o.Ours) && !slices.ContainsFunc(want, func(x corev1.Toleration) bool { return !clusterpolicy.Among(o.Ours, x) }) {
 		return t
@@ -93,9 +85,8 @@ func toleranceOf(s *cluster.Snapshot) tolerance {
 
 // taintsToTolerate are the taints that NVIDIA's programs have to tolerate: those that policies ask for, and those of
 // ours that are still on nodes. Every taint that NVIDIA's programs tolerate only because the operator added the
-// toleration counts too, no matter what put it there: without the toleration the node would lose its device plugin. So
-// the loss of the record of our taints costs no node its GPUs, also once the node is released. PreferNoSchedule keeps
-// no pod of a DaemonSet off.
+// toleration counts too, no matter what put it there: without the toleration the node would lose its device plugin.
+// PreferNoSchedule keeps no pod of a DaemonSet off.
 func taintsToTolerate(s *cluster.Snapshot) []corev1.Taint {
 	var taints []corev1.Taint
 	for i := range s.Policies {
@@ -205,7 +196,7 @@ func (t tolerance) refuses(taint corev1.Taint, byDriver bool) (reason, message s
 	return r.reason, r.message
 }
 
-// unknown reports whether nothing tells at present what NVIDIA's programs tolerate: a stand-alone plugin, and the DRA
+// unknown reports whether nothing tells what NVIDIA's programs tolerate: a stand-alone plugin, and the DRA
 // driver, have no pod while their DaemonSet replaces it.
 func (t tolerance) unknown(taint corev1.Taint, byDriver bool) bool {
 	taint.TimeAdded = nil
@@ -255,7 +246,7 @@ func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message s
 		unsafe, writtenToleration(tolerationOf(taint)))
 }
 
-// podsRefuse is refusal for a DaemonSet that is its owner's: of a stand-alone device plugin, or NVIDIA's DRA driver.
+// podsRefuse is refusal where the DaemonSet is a stand-alone device plugin's or the DRA driver's.
 func (t tolerance) podsRefuse(taint corev1.Taint, byDriver bool) (reason, message string) {
 	program, value := "NVIDIA's device plugin", "tolerations"
 	if byDriver {
@@ -298,9 +289,9 @@ func (t tolerance) refusesOn(n *cluster.Node, taint corev1.Taint) (reason, messa
 
 // writtenToleration is a toleration as YAML on one line.
 func writtenToleration(t corev1.Toleration) string {
-	parts := []string{"key: " + t.Key, "operator: " + string(t.Operator)}
+	effect := ""
 	if t.Effect != "" {
-		parts = append(parts, "effect: "+string(t.Effect))
+		effect = ", effect: " + string(t.Effect)
 	}
-	return "{" + strings.Join(parts, ", ") + "}"
+	return fmt.Sprintf("{key: %s, operator: %s%s}", t.Key, t.Operator, effect)
 }
