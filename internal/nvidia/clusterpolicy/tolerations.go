@@ -59,7 +59,7 @@ func recorded(policy *unstructured.Unstructured) (r record, void bool) {
 	return r, false
 }
 
-// taken is the field manager that has written the list since we added to it: then all of it is the user's again. Lists
+// taken is the field manager that has written the list since we added to it: all of it is theirs then. Lists
 // that have one author only belong to who wrote them last.
 func taken(policy *unstructured.Unstructured) (manager string) {
 	if policy.GetAnnotations()[v1alpha1.AnnotationTolerations] == "" {
