@@ -6,10 +6,13 @@ package main
 import (
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega"
 )
 
@@ -69,4 +72,23 @@ func TestMPSHostMakesItsRootAndEndsWhenTold(t *testing.T) {
 	g.Eventually(func() error { _, err := os.Stat(root); return err }, "30s").Should(gomega.Succeed())
 	stop()
 	g.Eventually(done, "30s").Should(gomega.Receive(gomega.Succeed()))
+}
+
+// TestTheAgentLinksNoTemplates: a program that links text/template keeps every exported method of every type that it
+// registers, which of Kubernetes' API are 10 MB, on every node with GPUs. gRPC links it unless it is built with a tag.
+func TestTheAgentLinksNoTemplates(t *testing.T) {
+	g := NewWithT(t)
+	linked, err := exec.CommandContext(t.Context(), "go", "list", "-tags", "grpcnotrace", "-deps", ".").Output()
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(strings.Fields(string(linked))).To(And(ContainElement("google.golang.org/grpc"), Not(ContainElement("text/template"))))
+	root := filepath.Join("..", "..")
+	for _, file := range []string{"Dockerfile", "Makefile", "hack/e2e/build.sh"} {
+		text, err := os.ReadFile(filepath.Join(root, file))
+		g.Expect(err).NotTo(HaveOccurred())
+		for line := range strings.Lines(string(text)) {
+			if strings.Contains(line, "go build") && strings.Contains(line, "./cmd/agent") {
+				g.Expect(line).To(ContainSubstring("-tags grpcnotrace"), file)
+			}
+		}
+	}
 }

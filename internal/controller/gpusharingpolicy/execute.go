@@ -53,6 +53,9 @@ func (r *reconciliation) again(after time.Duration) time.Duration {
 	if r.unfinished || r.writer.outdated {
 		after = lookAgain
 	}
+	if o := r.plugin.Operands; o != nil {
+		after = timing.Sooner(after, o.NotBefore.Sub(r.snapshot.Now))
+	}
 	if o := r.plugin.Overridden; o != nil {
 		after = timing.Sooner(after, max(o.Until.Sub(r.snapshot.Now), time.Second))
 	}

@@ -46,7 +46,7 @@ const (
 // reverted returns the field manager that reverted what we had set in the ClusterPolicy, and when; zero if
 // it removed fields, which leaves no time. !ok: none has.
 func (o *Observed) reverted() (manager string, at time.Time, ok bool) {
-	if !o.removed() && (configured(o.clusterPolicy, o.defaultKey) || outdated(o.clusterPolicy, o.Configs)) {
+	if configured(o.clusterPolicy, o.defaultKey) || outdated(o.clusterPolicy, o.Configs) {
 		return "", time.Time{}, false
 	}
 	manager, at, owns := lastWriter(o.clusterPolicy)
@@ -57,8 +57,27 @@ func (o *Observed) reverted() (manager string, at time.Time, ok bool) {
 	return manager, at, ok
 }
 
-// removed reports whether the tolerations that we added are gone.
-func (o *Observed) removed() bool { return o.Operands.Void && o.Operands.Taken == "" }
+// removals are how often in a row our tolerations were removed. Who did so left no trace.
+type removals struct {
+	last  string
+	at    time.Time
+	times int
+}
+
+// operandsOf holds off tolerations that were removed again.
+func (c *Configurer) operandsOf(policy *unstructured.Unstructured) *clusterpolicy.Operands {
+	o, r, now := clusterpolicy.OperandsOf(policy), &c.removals, c.clock.Now()
+	if this := fmt.Sprint(policy.GetUID(), policy.GetGeneration()); o.Removed && this != r.last {
+		if now.Sub(r.at) >= 2*longestWait {
+			r.times = 0
+		}
+		*r = removals{last: this, at: now, times: r.times + 1}
+	}
+	if r.times > 1 {
+		o.NotBefore = r.at.Add(timing.Doubled(firstWait, longestWait, r.times-1))
+	}
+	return &o
+}
 
 // configuredBefore reports whether we had configured the ClusterPolicy: its copy of the baseline is written in the same
 // patch. A controller that replaces the whole ClusterPolicy removes that copy too. Then our ConfigMap has the record of
@@ -97,12 +116,8 @@ func (o *Observed) overridden(now time.Time) *Overridden {
 	if !again || !now.Before(until) {
 		return nil
 	}
-	fields := differs(o.clusterPolicy, o.defaultKey)
-	if o.removed() {
-		fields = append(fields, "daemonsets.tolerations")
-	}
 	return &Overridden{Manager: manager, Until: until, Message: fmt.Sprintf("ClusterPolicy: field manager %q set %s again; reverted at %s. "+
-		"Make it leave that alone", manager, format.List(fields), format.Clock(until))}
+		"Make it leave that alone", manager, format.List(differs(o.clusterPolicy, o.defaultKey)), format.Clock(until))}
 }
 
 // overruled returns the baseline once our fields are set again: with the manager that had reverted them, if one had,

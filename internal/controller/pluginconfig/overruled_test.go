@@ -15,7 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 )
 
 // upgrade is what each upgrade of a Helm 4 release of the GPU Operator writes: the chart's default.
@@ -193,32 +195,46 @@ func testFightCalms(f *fixture) {
 	}
 }
 
-// testTolerationsRemoved: a list that is removed has no owner any more.
+// testTolerationsRemoved: a list that is removed has no owner any more, whether or not nodes need our ConfigMap.
 func testTolerationsRemoved(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
-	f.tolerations = []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists}}
-	f.configure(research)
-	remove := `{"spec":{"daemonsets":{"tolerations":null}}}`
-	f.patch(policy, "argocd-controller", remove)
-	f.Expect(f.observe().Operands.Ours).To(BeEmpty())
-	f.Expect(f.configure(research)).To(Equal([]string{"patch ClusterPolicy", "apply ConfigMap"}))
-	f.Expect(f.observe().Operands.Ours).To(Equal(f.tolerations))
-
-	for _, minutes := range []int{1, 2, 4, 8, 16, 32, 60, 60} {
-		f.patch(policy, "argocd-controller", remove)
-		f.Expect(f.configure(research)).To(BeEmpty())
-		overridden := f.observe().Overridden
-		f.Expect(overridden.Message).To(ContainSubstring("set daemonsets.tolerations again"))
-		f.Expect(overridden.Until).To(BeTemporally("~", f.clock.Now().Add(time.Duration(minutes)*time.Minute), time.Second))
-		f.clock.SetTime(overridden.Until)
-		f.configure(research)
-		f.Expect(f.observe().Operands.Ours).To(Equal(f.tolerations))
+	shared := []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists}}
+	for _, configure := range []bool{true, false} {
+		c := f.configurer()
+		round := func(ours []corev1.Toleration) *clusterpolicy.Operands {
+			o, err := c.Observe(f.ctx())
+			f.Expect(err).NotTo(HaveOccurred())
+			if f.clock.Now().Before(o.Operands.NotBefore) { // as the decision does
+				ours = o.Operands.Ours
+			}
+			if configure {
+				_, err = c.Configure(f.ctx(), o, ours)
+			} else {
+				_, err = c.Restore(f.ctx(), o, false, ours)
+			}
+			f.Expect(err).NotTo(HaveOccurred())
+			o, err = c.Observe(f.ctx())
+			f.Expect(err).NotTo(HaveOccurred())
+			f.Expect(o.Restores(configure, false, o.Operands.Ours)).To(BeFalse())
+			return o.Operands
+		}
+		round(shared)
+		for _, minutes := range []int{0, 1, 2, 4, 8, 16, 32, 60, 60, 0} {
+			if minutes == 0 { // the rounds before are long ago
+				f.clock.SetTime(f.clock.Now().Add(2 * time.Hour))
+			}
+			f.patch(policy, "argocd-controller", `{"spec":{"daemonsets":{"tolerations":null}}}`)
+			if o := round(shared); minutes > 0 {
+				f.Expect(o.Ours).To(BeEmpty())
+				f.Expect(o.NotBefore).To(Equal(f.clock.Now().Add(time.Duration(minutes) * time.Minute)))
+				f.clock.SetTime(o.NotBefore)
+			}
+			f.Expect(round(shared).Ours).To(Equal(shared))
+		}
+		f.patch(policy, "argocd-controller", `{"spec":{"daemonsets":{"tolerations":null}}}`)
+		round(nil)
+		f.Expect(f.get(policy).GetAnnotations()).NotTo(HaveKey(v1alpha1.AnnotationTolerations))
 	}
-
-	f.patch(policy, "argocd-controller", remove)
-	f.tolerations = nil
-	f.restore(false)
-	f.Expect(f.get(policy).GetAnnotations()).To(BeEmpty())
 }
 
 // testRecordIsLost: the record of who was overruled survives a controller that replaces the whole ClusterPolicy, and

@@ -81,14 +81,14 @@ func (c *Configurer) OwnPolicies(
 // Restores reports whether Restore, RestoreMIG or Configure would restore something that the operator changed.
 func (o *Observed) Restores(configure, configureMIG bool, tolerations []corev1.Toleration) bool {
 	cluster := o.clusterPolicy
-	tolerates := cluster != nil && !slices.Equal(tolerations, o.Operands.Ours)
+	tolerates := cluster != nil && (o.Operands.Removed || !slices.Equal(tolerations, o.Operands.Ours))
 	if configure {
 		return tolerates || cluster != nil && !configureMIG && readsOurs(cluster)
 	}
 	if o.undecided {
 		return false
 	}
-	if tolerates || cluster != nil && (pointsAtOurs(cluster) || readsOurs(cluster) || o.Operands.Void) {
+	if tolerates || cluster != nil && (pointsAtOurs(cluster) || readsOurs(cluster) || o.Operands.Taken != "") {
 		return true
 	}
 	if exists(o.copied) || len(o.leftovers) > 0 {

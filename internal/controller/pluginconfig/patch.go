@@ -30,27 +30,22 @@ func (c *Configurer) Configure(ctx context.Context, o *Observed, tolerations []c
 }
 
 func (c *Configurer) configure(ctx context.Context, o *Observed, tolerations []corev1.Toleration) (bool, error) {
-	o.keepStrategy()
-	if o.Overridden != nil { // who replaces the whole ClusterPolicy removes the tolerations too
-		return false, nil
-	}
 	want, record := o.clusterPolicy, o.baseline
-	points := !o.Ready && (o.Held == "" || !o.repoints())
-	if points || o.removed() && len(tolerations) > 0 {
+	o.keepStrategy()
+	if !o.Ready && o.Overridden == nil && (o.Held == "" || !o.repoints()) {
 		record = o.overruled(c.clock.Now())
+		pointed, err := c.point(ctx, o, record)
+		if err != nil {
+			return false, err
+		}
+		want = pointed
 	}
-	var err error
-	if points {
-		want, err = c.point(ctx, o, record)
-	} else if record.Revision != o.baseline.Revision {
-		want = want.DeepCopy()
-		err = unstructured.SetNestedField(want.Object, record.String(), annotationPath()...)
-	}
-	if err != nil {
-		return false, err
-	}
-	if want, err = o.tolerate(want, tolerations); err != nil {
-		return false, err
+	if o.Overridden == nil { // who replaces the whole ClusterPolicy removes the tolerations too
+		tolerated, err := o.tolerate(want, tolerations)
+		if err != nil {
+			return false, err
+		}
+		want = tolerated
 	}
 	changed, err := c.patch(ctx, o.clusterPolicy, want)
 	if !changed || record.Revision == o.baseline.Revision {
@@ -85,7 +80,7 @@ func (c *Configurer) point(ctx context.Context, o *Observed, record baseline) (*
 
 // tolerate makes exactly these tolerations of the ClusterPolicy ours.
 func (o *Observed) tolerate(policy *unstructured.Unstructured, ours []corev1.Toleration) (*unstructured.Unstructured, error) {
-	if slices.Equal(ours, o.Operands.Ours) {
+	if slices.Equal(ours, o.Operands.Ours) && !o.Operands.Removed {
 		return policy, nil
 	}
 	want, err := clusterpolicy.WithTolerations(policy, ours)
@@ -148,7 +143,7 @@ func (c *Configurer) restore(ctx context.Context, o *Observed, tolerations []cor
 		return false, fmt.Errorf("putting ClusterPolicy %s back: %w", o.clusterPolicy.GetName(), err)
 	}
 	o.did = append(o.did, "spec.devicePlugin.config and spec.mig.strategy are what they were before the operator changed them")
-	if o.Operands.Void { // what is recorded is no longer so
+	if o.Operands.Taken != "" { // what is recorded is no longer so
 		unstructured.RemoveNestedField(want.Object, "metadata", "annotations", v1alpha1.AnnotationTolerations)
 	}
 	if want, err = o.tolerate(want, tolerations); err != nil {
@@ -177,7 +172,7 @@ func (c *Configurer) retry(ctx context.Context, o *Observed, write func() (bool,
 		if now.GetUID() != o.clusterPolicy.GetUID() || !clusterpolicy.RunsPlugin(now) || namespaceOf(now) != namespaceOf(o.clusterPolicy) {
 			return false, err
 		}
-		o.clusterPolicy, o.Operands, o.did = now, new(clusterpolicy.OperandsOf(now)), nil
+		o.clusterPolicy, o.Operands, o.did = now, c.operandsOf(now), nil
 		if err := c.observeClusterPolicy(ctx, o); err != nil {
 			return false, err
 		}

@@ -55,6 +55,7 @@ type Configurer struct {
 	standAlone StandAlone
 	own        string // namespace of the operator, where the copy of our ConfigMap lies; empty: there is none
 	versions   versions
+	removals   removals
 }
 
 // CopyTo makes the Configurer keep a copy of our ConfigMap in the operator's own namespace.
@@ -205,7 +206,7 @@ func (c *Configurer) locate(o *Observed, policy *unstructured.Unstructured) {
 				"the controller with --device-plugin-namespace", policy.GetName())
 			return
 		}
-		o.ClusterPolicy, o.clusterPolicy, o.Operands = true, policy, new(clusterpolicy.OperandsOf(policy))
+		o.ClusterPolicy, o.clusterPolicy, o.Operands = true, policy, c.operandsOf(policy)
 		return
 	}
 	if c.standAlone.Namespace != "" && c.standAlone.ConfigMap != "" {

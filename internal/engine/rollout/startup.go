@@ -80,8 +80,7 @@ func startupTaintOn(v *node.View) *corev1.Taint {
 // by GPU may still turn out to govern it.
 func wantStartup(m *member, g policy.Governed, awaited *v1alpha1.GPUSharingPolicy, t tolerance) bool {
 	_, silent := node.AgentNotReporting(m.View)
-	is := startupTaintOn(m.View)
-	has := is != nil
+	has := startupTaintOn(m.View) != nil
 	switch {
 	case m.NoPlugin() && g.By != nil:
 		return has // the policy is not honoured yet
@@ -92,8 +91,7 @@ func wantStartup(m *member, g policy.Governed, awaited *v1alpha1.GPUSharingPolic
 	case has && (g.By == nil || taintsNewNodes(g.By)):
 		return true
 	case has: // NVIDIA's programs may never come
-		reason, _ := t.refuses(*is, t.byDriver(m.View))
-		return reason == "" || reason == v1alpha1.ReasonTolerationsChanging || t.unknown(*is, t.byDriver(m.View))
+		return !slices.ContainsFunc(m.Node.Taints, func(x corev1.Taint) bool { return isStartupTaint(x) && t.bars(x, t.byDriver(m.View)) })
 	case g.By != nil:
 		awaited = g.By
 	}

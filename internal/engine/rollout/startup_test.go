@@ -159,9 +159,21 @@ func TestAStartupTaintThatNoPolicyAsksForStaysOnlyWhereNVIDIAToleratesIt(t *test
 	c.Plugin.Operands.Tolerations = append(c.Plugin.Operands.Tolerations, ofStartup...)
 	c.reconcile()
 	g.Expect(h.Taints).To(ContainElement(startup))
+	c.Policies[0].Spec.Taints = []v1alpha1.Taint{{Key: "example.com/shared", Effect: "NoSchedule"}} // whose toleration is being added
 	c.Plugin.Operands.Tolerations = nil
 	c.reconcile()
 	g.Expect(h.Taints).NotTo(ContainElement(startup))
+}
+
+func TestTolerationsThatSomebodyKeepsRemovingAreHeldOff(t *testing.T) {
+	g := NewWithT(t)
+	c := joining()
+	taintsNewNodes(&c.Policies[0])
+	c.Plugin.Operands.NotBefore = c.Now.Add(time.Minute)
+	g.Expect(rollout.Decide(c.world()).Tolerations).To(BeEmpty())
+	g.Expect(c.condition("research").Message).To(ContainSubstring("another client keeps removing that list; tried again at "))
+	c.tick(time.Minute)
+	g.Expect(rollout.Decide(c.world()).Tolerations).NotTo(BeEmpty())
 }
 
 func TestANodeOfNoPolicyLosesTheStartupTaintOnceItsAgentHasReported(t *testing.T) {

@@ -139,6 +139,8 @@ func tolerationsUnsafe(s *cluster.Snapshot) string {
 	switch {
 	case o.Taken != "":
 		return fmt.Sprintf("field manager %q wrote that list since", o.Taken)
+	case s.Now.Before(o.NotBefore):
+		return "another client keeps removing that list; tried again at " + format.Clock(o.NotBefore)
 	case o.Upgrades:
 		return "it would upgrade NVIDIA's driver on every node" // before v26.7 it deletes the pods that use GPUs for that
 	case o.Toolkit && len(users) > 0:
@@ -190,7 +192,7 @@ func (t tolerance) refuses(taint corev1.Taint, byDriver bool) (reason, message s
 	r, known := t.known[wantedTaint{taint, byDriver}]
 	if !known {
 		r.reason, r.message = t.refusal(taint, byDriver)
-		r.unknown = r.reason != "" && t.snapshot.Plugin.Operands == nil && len(t.pods(byDriver)) == 0
+		r.unknown = r.reason != "" && t.snapshot.Plugin.Operands == nil && (t.snapshot.Plugin.ClusterPolicy || len(t.pods(byDriver)) == 0)
 		t.known[wantedTaint{taint, byDriver}] = r
 	}
 	return r.reason, r.message
@@ -201,6 +203,12 @@ func (t tolerance) refuses(taint corev1.Taint, byDriver bool) (reason, message s
 func (t tolerance) unknown(taint corev1.Taint, byDriver bool) bool {
 	taint.TimeAdded = nil
 	return t.known[wantedTaint{taint, byDriver}].unknown
+}
+
+// bars: the taint keeps NVIDIA's programs off for good.
+func (t tolerance) bars(taint corev1.Taint, byDriver bool) bool {
+	reason, _ := t.refuses(taint, byDriver)
+	return reason != "" && reason != v1alpha1.ReasonTolerationsChanging && !t.unknown(taint, byDriver)
 }
 
 // pods are those of a stand-alone device plugin, or of NVIDIA's DRA driver, that do not end.
@@ -233,9 +241,9 @@ func (t tolerance) refusal(taint corev1.Taint, byDriver bool) (reason, message s
 	case t.full && !clusterpolicy.Among(t.Ours, tolerationOf(taint)):
 		return v1alpha1.ReasonTolerationMissing, fmt.Sprintf("The operator adds %d tolerations at most to ClusterPolicy %s. "+
 			"Use one taint for several policies, or add %s there", mostTolerations, o.Name, writtenToleration(tolerationOf(taint)))
-	case t.coming:
-		return v1alpha1.ReasonTolerationsChanging, cmp.Or(s.Plugin.Message, fmt.Sprintf("the toleration of %s is being added to ClusterPolicy %s"+
-			replacesPods, action.NameOf(taint), o.Name))
+	case t.coming && clusterpolicy.Among(t.Ours, tolerationOf(taint)):
+		return v1alpha1.ReasonTolerationsChanging, fmt.Sprintf("the toleration of %s is being added to ClusterPolicy %s"+
+			replacesPods, action.NameOf(taint), o.Name)
 	}
 	unsafe := cmp.Or(t.unsafe, tolerationsUnsafe(s))
 	if unsafe == "" {

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -66,8 +67,10 @@ type Operands struct {
 	Ours []corev1.Toleration
 	// Taken is the field manager that has written the tolerations since we added to them; empty: nobody has.
 	Taken string
-	// Void says that nothing we added is ours any more: the tolerations are Taken, or were removed.
-	Void bool
+	// Removed says that another client has removed the tolerations that we had added.
+	Removed bool
+	// NotBefore is when tolerations may be added again after somebody has removed them a few times.
+	NotBefore time.Time
 	// Driver says that one of the DaemonSets is that of the driver. Its pods are never replaced by Kubernetes, so they
 	// take a changed template over only when another controller or a user restarts them.
 	Driver bool
@@ -103,10 +106,10 @@ func OperandsOf(policy *unstructured.Unstructured) Operands {
 		named, _, _ := unstructured.NestedString(policy.Object, "spec", "sandboxWorkloads", "defaultWorkload")
 		workload = cmp.Or(named, "container")
 	}
-	ours, void := recorded(policy)
+	ours, removed := recorded(policy)
 	mpsRoot, _, _ := unstructured.NestedString(policy.Object, "spec", "devicePlugin", "mps", "root")
 	return Operands{
-		Name: policy.GetName(), MPSRoot: mpsRoot, Tolerations: have, Ours: ours.Added, Void: void,
+		Name: policy.GetName(), MPSRoot: mpsRoot, Tolerations: have, Ours: ours.Added, Removed: removed,
 		Taken: taken(policy), Driver: driver,
 		Upgrades: driver && enabled(policy, false, "driver", "upgradePolicy", "autoUpgrade") && !sandbox,
 		Workload: workload, Toolkit: enabled(policy, true, "toolkit", "enabled"),

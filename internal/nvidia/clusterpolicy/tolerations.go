@@ -47,13 +47,14 @@ const (
 	empty  = "empty"
 )
 
-// recorded is what is ours. It is void once another client has written the list, or removed it: that leaves no owner.
-func recorded(policy *unstructured.Unstructured) (r record, void bool) {
-	if json.Unmarshal([]byte(policy.GetAnnotations()[v1alpha1.AnnotationTolerations]), &r) != nil {
+// recorded is what is ours; lost says that the record is wrong, and the list nobody's: another client has removed it.
+func recorded(policy *unstructured.Unstructured) (r record, lost bool) {
+	encoded := policy.GetAnnotations()[v1alpha1.AnnotationTolerations]
+	if encoded == "" || taken(policy) != "" {
 		return record{}, false
 	}
-	have := tolerations(policy)
-	if taken(policy) != "" || slices.ContainsFunc(r.Added, func(t corev1.Toleration) bool { return !Among(have, t) }) {
+	have, err := tolerations(policy), json.Unmarshal([]byte(encoded), &r)
+	if err != nil || slices.ContainsFunc(r.Added, func(t corev1.Toleration) bool { return !Among(have, t) }) {
 		return record{}, true
 	}
 	return r, false
