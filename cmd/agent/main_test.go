@@ -13,7 +13,6 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
-	"github.com/onsi/gomega"
 )
 
 func TestAgentFlags(t *testing.T) {
@@ -46,32 +45,32 @@ func TestAgentFlags(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			g := gomega.NewWithT(t)
+			g := NewWithT(t)
 			t.Setenv("NODE_NAME", tc.env)
 			f, err := parseAgentFlags(tc.args)
 			if tc.err != "" {
-				g.Expect(err).To(gomega.MatchError(tc.err))
+				g.Expect(err).To(MatchError(tc.err))
 				return
 			}
-			g.Expect(err).NotTo(gomega.HaveOccurred())
-			g.Expect(f.node).To(gomega.Equal("n1"))
-			g.Expect(f.driverRoot).To(gomega.Equal("auto"))
-			g.Expect(f.mpsRoot).To(gomega.Equal("/run/nvidia/mps"))
-			g.Expect(f.podResourcesSocket).To(gomega.Equal("/var/lib/kubelet/pod-resources/kubelet.sock"))
-			g.Expect(f.resync).To(gomega.Equal(time.Minute))
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(f.node).To(Equal("n1"))
+			g.Expect(f.driverRoot).To(Equal("auto"))
+			g.Expect(f.mpsRoot).To(Equal("/run/nvidia/mps"))
+			g.Expect(f.podResourcesSocket).To(Equal("/var/lib/kubelet/pod-resources/kubelet.sock"))
+			g.Expect(f.resync).To(Equal(time.Minute))
 		})
 	}
 }
 
 func TestMPSHostMakesItsRootAndEndsWhenTold(t *testing.T) {
-	g := gomega.NewWithT(t)
+	g := NewWithT(t)
 	root := filepath.Join(t.TempDir(), "run", "mps")
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- run(ctx, []string{"mps-host", "--mps-root=" + root}) }()
-	g.Eventually(func() error { _, err := os.Stat(root); return err }, "30s").Should(gomega.Succeed())
+	g.Eventually(func() error { _, err := os.Stat(root); return err }, "30s").Should(Succeed())
 	stop()
-	g.Eventually(done, "30s").Should(gomega.Receive(gomega.Succeed()))
+	g.Eventually(done, "30s").Should(Receive(Succeed()))
 }
 
 // TestTheAgentLinksNoTemplates: a program that links text/template keeps every exported method of every type that it

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"testing"
 
-	"github.com/onsi/gomega"
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/agentinstall"
@@ -27,18 +26,18 @@ func TestOperandFlags(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			g := gomega.NewWithT(t)
+			g := NewWithT(t)
 			t.Setenv("POD_NAMESPACE", tc.env)
 			t.Setenv("RELATED_IMAGE_AGENT", tc.image)
 			f, err := parseOperandFlags(tc.args)
 			if tc.err != "" {
-				g.Expect(err).To(gomega.MatchError(tc.err))
+				g.Expect(err).To(MatchError(tc.err))
 				return
 			}
-			g.Expect(err).NotTo(gomega.HaveOccurred())
-			g.Expect(f.owner.String()).To(gomega.Equal("operators/gpu-sharing-operands"))
-			g.Expect(f.agentImage).To(gomega.Equal("registry/agent:1"))
-			g.Expect(f.manifests).To(gomega.Equal("/manifests"))
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(f.owner.String()).To(Equal("operators/gpu-sharing-operands"))
+			g.Expect(f.agentImage).To(Equal("registry/agent:1"))
+			g.Expect(f.manifests).To(Equal("/manifests"))
 		})
 	}
 }
@@ -60,7 +59,7 @@ func TestASubscriptionSets(t *testing.T) {
 		"an interval of no unit": {address: ":1", interval: "60", err: "SAMPLING_INTERVAL): time: missing unit"},
 	} {
 		t.Run(title, func(t *testing.T) {
-			g := gomega.NewWithT(t)
+			g := NewWithT(t)
 			for name, value := range map[string]string{
 				"POD_NAMESPACE": "operators", "RELATED_IMAGE_AGENT": "registry/agent:1", "METRICS_BIND_ADDRESS": tc.address, "SAMPLING_INTERVAL": tc.interval, "FEATURE_GATES": tc.gates,
 			} {
@@ -68,14 +67,14 @@ func TestASubscriptionSets(t *testing.T) {
 			}
 			f, err := parseOperandFlags(nil)
 			if tc.err != "" {
-				g.Expect(err).To(gomega.MatchError(gomega.ContainSubstring(tc.err)))
+				g.Expect(err).To(MatchError(ContainSubstring(tc.err)))
 				return
 			}
-			g.Expect(err).NotTo(gomega.HaveOccurred())
-			g.Expect(f.agents).To(gomega.Equal(tc.want))
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(f.agents).To(Equal(tc.want))
 			controller, err := parseFlags(nil)
-			g.Expect(err).NotTo(gomega.HaveOccurred())
-			g.Expect(controller.metricsAddress).To(gomega.Equal(cmp.Or(tc.address, "0")))
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(controller.metricsAddress).To(Equal(cmp.Or(tc.address, "0")))
 		})
 	}
 }

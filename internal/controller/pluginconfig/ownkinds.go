@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -81,7 +80,7 @@ func (c *Configurer) OwnPolicies(
 // Restores reports whether Restore, RestoreMIG or Configure would restore something that the operator changed.
 func (o *Observed) Restores(configure, configureMIG bool, tolerations []corev1.Toleration) bool {
 	cluster := o.clusterPolicy
-	tolerates := cluster != nil && (o.Operands.Removed || !slices.Equal(tolerations, o.Operands.Ours))
+	tolerates := !o.has(tolerations)
 	if configure {
 		return tolerates || cluster != nil && !configureMIG && readsOurs(cluster)
 	}

@@ -78,9 +78,14 @@ func (c *Configurer) point(ctx context.Context, o *Observed, record baseline) (*
 	return want, nil
 }
 
+// has reports whether exactly these tolerations are ours.
+func (o *Observed) has(ours []corev1.Toleration) bool {
+	return o.Operands == nil || !o.Operands.Removed && slices.Equal(ours, o.Operands.Ours)
+}
+
 // tolerate makes exactly these tolerations of the ClusterPolicy ours.
 func (o *Observed) tolerate(policy *unstructured.Unstructured, ours []corev1.Toleration) (*unstructured.Unstructured, error) {
-	if slices.Equal(ours, o.Operands.Ours) && !o.Operands.Removed {
+	if o.has(ours) {
 		return policy, nil
 	}
 	want, err := clusterpolicy.WithTolerations(policy, ours)

@@ -88,10 +88,8 @@ func wantStartup(m *member, g policy.Governed, awaited *v1alpha1.GPUSharingPolic
 		return false
 	case g.By != nil && m.State == node.UpToDate:
 		return false
-	case has && (g.By == nil || taintsNewNodes(g.By)):
-		return true
-	case has: // NVIDIA's programs may never come
-		return !slices.ContainsFunc(m.Node.Taints, func(x corev1.Taint) bool { return isStartupTaint(x) && t.bars(x, t.byDriver(m.View)) })
+	case has:
+		return g.By == nil || taintsNewNodes(g.By) || !t.barredFrom(m.View)
 	case g.By != nil:
 		awaited = g.By
 	}

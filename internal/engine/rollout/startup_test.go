@@ -165,7 +165,7 @@ func TestAStartupTaintThatNoPolicyAsksForStaysOnlyWhereNVIDIAToleratesIt(t *test
 	g.Expect(h.Taints).NotTo(ContainElement(startup))
 }
 
-func TestTolerationsThatSomebodyKeepsRemovingAreHeldOff(t *testing.T) {
+func TestTolerationsThatAreRemovedAgainAndAgainAreHeldOff(t *testing.T) {
 	g := NewWithT(t)
 	c := joining()
 	taintsNewNodes(&c.Policies[0])

@@ -205,10 +205,12 @@ func (t tolerance) unknown(taint corev1.Taint, byDriver bool) bool {
 	return t.known[wantedTaint{taint, byDriver}].unknown
 }
 
-// bars: the taint keeps NVIDIA's programs off for good.
-func (t tolerance) bars(taint corev1.Taint, byDriver bool) bool {
-	reason, _ := t.refuses(taint, byDriver)
-	return reason != "" && reason != v1alpha1.ReasonTolerationsChanging && !t.unknown(taint, byDriver)
+// barredFrom: a startup taint keeps NVIDIA's programs off for good.
+func (t tolerance) barredFrom(v *node.View) bool {
+	return slices.ContainsFunc(v.Node.Taints, func(taint corev1.Taint) bool {
+		reason, _ := t.refuses(taint, t.byDriver(v))
+		return isStartupTaint(taint) && reason != "" && reason != v1alpha1.ReasonTolerationsChanging && !t.unknown(taint, t.byDriver(v))
+	})
 }
 
 // pods are those of a stand-alone device plugin, or of NVIDIA's DRA driver, that do not end.

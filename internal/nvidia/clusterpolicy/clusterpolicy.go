@@ -69,7 +69,7 @@ type Operands struct {
 	Taken string
 	// Removed says that another client has removed the tolerations that we had added.
 	Removed bool
-	// NotBefore is when tolerations may be added again after somebody has removed them a few times.
+	// NotBefore is when tolerations that were removed a few times may be added again.
 	NotBefore time.Time
 	// Driver says that one of the DaemonSets is that of the driver. Its pods are never replaced by Kubernetes, so they
 	// take a changed template over only when another controller or a user restarts them.

@@ -47,7 +47,7 @@ const (
 	empty  = "empty"
 )
 
-// recorded is what is ours; lost says that the record is wrong, and the list nobody's: another client has removed it.
+// recorded is what is ours; lost: the list is nobody's, since another client has removed it.
 func recorded(policy *unstructured.Unstructured) (r record, lost bool) {
 	encoded := policy.GetAnnotations()[v1alpha1.AnnotationTolerations]
 	if encoded == "" || taken(policy) != "" {
