@@ -12,6 +12,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
@@ -43,35 +44,34 @@ const (
 	longestWait = time.Hour
 )
 
-// reverted returns the field manager that reverted what we had set in the ClusterPolicy, and when; zero if
-// it removed fields, which leaves no time. !ok: none has.
+// reverted returns the field manager that reverted what we had set in the ClusterPolicy, and when; !ok: none has.
 func (o *Observed) reverted() (manager string, at time.Time, ok bool) {
 	if configured(o.clusterPolicy, o.defaultKey) || outdated(o.clusterPolicy, o.Configs) {
 		return "", time.Time{}, false
 	}
-	manager, at, owns := lastWriter(o.clusterPolicy)
-	ok = o.configuredBefore(at)
-	if !owns {
-		at = time.Time{}
-	}
-	return manager, at, ok
+	manager, at = lastWriter(o.clusterPolicy)
+	return manager, at, o.configuredBefore(at)
 }
 
-// removals are how often in a row our tolerations were removed. Who did so left no trace.
+// removals are how often in a row others took our tolerations from a ClusterPolicy. Who removes a field leaves no trace.
 type removals struct {
-	last  string
-	at    time.Time
-	times int
+	of         types.UID
+	generation int64 // that had them last; 0: the removal is counted
+	at         time.Time
+	times      int
 }
 
 // operandsOf holds off tolerations that were removed again.
 func (c *Configurer) operandsOf(policy *unstructured.Unstructured) *clusterpolicy.Operands {
 	o, r, now := clusterpolicy.OperandsOf(policy), &c.removals, c.clock.Now()
-	if this := fmt.Sprint(policy.GetUID(), policy.GetGeneration()); o.Removed && this != r.last {
+	if r.of != policy.GetUID() {
+		*r = removals{of: policy.GetUID()}
+	}
+	if r.generation > 0 && policy.GetGeneration() > r.generation && len(o.Ours) == 0 {
 		if now.Sub(r.at) >= 2*longestWait {
 			r.times = 0
 		}
-		*r = removals{last: this, at: now, times: r.times + 1}
+		r.generation, r.at, r.times = 0, now, r.times+1
 	}
 	if r.times > 1 {
 		o.NotBefore = r.at.Add(timing.Doubled(firstWait, longestWait, r.times-1))
@@ -93,11 +93,8 @@ func (o *Observed) configuredBefore(lastWrite time.Time) bool {
 
 // again returns how the manager was overruled before, if its revert at a time follows that quickly enough to be another
 // round.
-func (b baseline) again(manager string, at, now time.Time) (overruling, bool) {
+func (b baseline) again(manager string, at time.Time) (overruling, bool) {
 	before, was := b.Overruled[manager]
-	if at.IsZero() {
-		at = now.Add(-longestWait)
-	}
 	return before, was && at.Sub(before.At) < longestWait
 }
 
@@ -107,9 +104,9 @@ func (o *Observed) overridden(now time.Time) *Overridden {
 	if !reverted {
 		return nil
 	}
-	before, again := o.baseline.again(manager, at, now)
+	before, again := o.baseline.again(manager, at)
 	since := before.At
-	if !at.IsZero() && at.Before(since) { // the API server's clock is behind
+	if at.Before(since) { // the API server's clock is behind
 		since = at
 	}
 	until := since.Add(timing.Doubled(firstWait, longestWait, before.Times))
@@ -128,7 +125,7 @@ func (o *Observed) overruled(now time.Time) baseline {
 	if !reverted {
 		return b
 	}
-	before, again := b.again(manager, at, now)
+	before, again := b.again(manager, at)
 	if !again {
 		before.Times = 0
 	}
@@ -154,7 +151,8 @@ func (b baseline) last(now time.Time) (at time.Time) {
 
 // lastWriter is the field manager that owns our fields of a ClusterPolicy instead of us or, if nobody does since they
 // were removed, the last that wrote anything, and when it wrote.
-func lastWriter(policy *unstructured.Unstructured) (manager string, at time.Time, owned bool) {
+func lastWriter(policy *unstructured.Unstructured) (manager string, at time.Time) {
+	owned := false
 	for _, entry := range policy.GetManagedFields() {
 		if entry.Manager == fieldManager || entry.Subresource != "" || entry.Time == nil {
 			continue
@@ -164,7 +162,7 @@ func lastWriter(policy *unstructured.Unstructured) (manager string, at time.Time
 			manager, at, owned = entry.Manager, entry.Time.Time, owns
 		}
 	}
-	return manager, at, owned
+	return manager, at
 }
 
 func ownsConfiguration(entry metav1.ManagedFieldsEntry) bool {

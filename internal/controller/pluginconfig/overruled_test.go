@@ -199,6 +199,8 @@ func testFightCalms(f *fixture) {
 func testTolerationsRemoved(f *fixture) {
 	policy := f.policy("cluster-policy", installed)
 	shared := []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists}}
+	remove := `{"metadata":{"annotations":{"gpusharing.io/tolerations":null}},"spec":{"daemonsets":{"tolerations":null}}}`
+	reverts := []string{remove, `{"spec":{"daemonsets":{"tolerations":null}}}`}
 	for _, configure := range []bool{true, false} {
 		c := f.configurer()
 		round := func(ours []corev1.Toleration) *clusterpolicy.Operands {
@@ -219,11 +221,12 @@ func testTolerationsRemoved(f *fixture) {
 			return o.Operands
 		}
 		round(shared)
-		for _, minutes := range []int{0, 1, 2, 4, 8, 16, 32, 60, 60, 0} {
+		for n, minutes := range []int{0, 1, 2, 4, 8, 16, 32, 60, 60, 0} {
 			if minutes == 0 { // the rounds before are long ago
 				f.clock.SetTime(f.clock.Now().Add(2 * time.Hour))
 			}
-			f.patch(policy, "argocd-controller", `{"spec":{"daemonsets":{"tolerations":null}}}`)
+			f.patch(policy, "argocd-controller", reverts[n%len(reverts)])
+			f.patch(policy, "kubectl-edit", fmt.Sprintf(`{"spec":{"devicePlugin":{"version":"v0.%d"}}}`, n)) // no other removal
 			if o := round(shared); minutes > 0 {
 				f.Expect(o.Ours).To(BeEmpty())
 				f.Expect(o.NotBefore).To(Equal(f.clock.Now().Add(time.Duration(minutes) * time.Minute)))
@@ -231,9 +234,10 @@ func testTolerationsRemoved(f *fixture) {
 			}
 			f.Expect(round(shared).Ours).To(Equal(shared))
 		}
-		f.patch(policy, "argocd-controller", `{"spec":{"daemonsets":{"tolerations":null}}}`)
+		f.patch(policy, "argocd-controller", reverts[1])
 		round(nil)
 		f.Expect(f.get(policy).GetAnnotations()).NotTo(HaveKey(v1alpha1.AnnotationTolerations))
+		reverts = append(reverts, `{"spec":{"daemonsets":{"tolerations":[{"key":"team","operator":"Exists"}]}}}`)
 	}
 }
 

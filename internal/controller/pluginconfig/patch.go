@@ -40,12 +40,9 @@ func (c *Configurer) configure(ctx context.Context, o *Observed, tolerations []c
 		}
 		want = pointed
 	}
-	if o.Overridden == nil { // who replaces the whole ClusterPolicy removes the tolerations too
-		tolerated, err := o.tolerate(want, tolerations)
-		if err != nil {
-			return false, err
-		}
-		want = tolerated
+	want, err := c.tolerate(o, want, tolerations)
+	if err != nil {
+		return false, err
 	}
 	changed, err := c.patch(ctx, o.clusterPolicy, want)
 	if !changed || record.Revision == o.baseline.Revision {
@@ -83,8 +80,11 @@ func (o *Observed) has(ours []corev1.Toleration) bool {
 	return o.Operands == nil || !o.Operands.Removed && slices.Equal(ours, o.Operands.Ours)
 }
 
-// tolerate makes exactly these tolerations of the ClusterPolicy ours.
-func (o *Observed) tolerate(policy *unstructured.Unstructured, ours []corev1.Toleration) (*unstructured.Unstructured, error) {
+// tolerate makes exactly these tolerations of the ClusterPolicy ours, unless it was read anew and has to wait.
+func (c *Configurer) tolerate(o *Observed, policy *unstructured.Unstructured, ours []corev1.Toleration) (*unstructured.Unstructured, error) {
+	if o.Operands.Taken != "" || c.clock.Now().Before(o.Operands.NotBefore) {
+		ours = o.Operands.Ours
+	}
 	if o.has(ours) {
 		return policy, nil
 	}
@@ -151,7 +151,7 @@ func (c *Configurer) restore(ctx context.Context, o *Observed, tolerations []cor
 	if o.Operands.Taken != "" { // what is recorded is no longer so
 		unstructured.RemoveNestedField(want.Object, "metadata", "annotations", v1alpha1.AnnotationTolerations)
 	}
-	if want, err = o.tolerate(want, tolerations); err != nil {
+	if want, err = c.tolerate(o, want, tolerations); err != nil {
 		return false, err
 	}
 	return c.patch(ctx, o.clusterPolicy, want)
@@ -197,6 +197,9 @@ func (c *Configurer) patch(ctx context.Context, have, want *unstructured.Unstruc
 	patch := client.MergeFromWithOptions(have, client.MergeFromWithOptimisticLock{})
 	if err := c.client.Patch(ctx, want, patch, client.FieldOwner(fieldManager)); err != nil {
 		return false, fmt.Errorf("patching %s %s: %w", have.GetKind(), have.GetName(), err)
+	}
+	if c.removals.generation = 0; len(clusterpolicy.OperandsOf(want).Ours) > 0 {
+		c.removals.generation = want.GetGeneration()
 	}
 	return true, nil
 }

@@ -165,7 +165,7 @@ func (c *Configurer) observeClusterPolicy(ctx context.Context, o *Observed) erro
 	o.Ready = configured(policy, o.defaultKey) && contains(o.Applied, o.Configs)
 	o.Overridden, o.Overruled = o.overridden(c.clock.Now()), o.baseline.last(c.clock.Now())
 	if o.Overridden != nil {
-		o.Message = o.Overridden.Message
+		o.Message, o.Operands.NotBefore = o.Overridden.Message, o.Overridden.Until // who replaces all removes the tolerations too
 	}
 	return nil
 }

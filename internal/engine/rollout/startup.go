@@ -4,6 +4,7 @@
 package rollout
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -88,12 +89,12 @@ func wantStartup(m *member, g policy.Governed, awaited *v1alpha1.GPUSharingPolic
 		return false
 	case g.By != nil && m.State == node.UpToDate:
 		return false
-	case has:
-		return g.By == nil || taintsNewNodes(g.By) || !t.barredFrom(m.View)
-	case g.By != nil:
-		awaited = g.By
 	}
-	return awaited != nil && isNewNode(m, awaited) && karpenterWaits(m) && toleratesStartup(m, t)
+	by := cmp.Or(g.By, awaited)
+	if has {
+		return by != nil && taintsNewNodes(by) || !t.barredFrom(m.View)
+	}
+	return by != nil && isNewNode(m, by) && karpenterWaits(m) && toleratesStartup(m, t)
 }
 
 // isNewNode reports whether the node joined after the policy, was never as it asks, and offers no GPU yet: taints come

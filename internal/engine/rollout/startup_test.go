@@ -165,13 +165,24 @@ func TestAStartupTaintThatNoPolicyAsksForStaysOnlyWhereNVIDIAToleratesIt(t *test
 	g.Expect(h.Taints).NotTo(ContainElement(startup))
 }
 
+func TestAStartupTaintThatNoAwaitedPolicyAsksForGoes(t *testing.T) {
+	g := NewWithT(t)
+	c := joining(func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.GPUSelector = &v1alpha1.GPUMatch{Products: []string{"*A100*"}}
+	})
+	h := c.join("b", startup)
+	h.GPU.Status.Devices, h.AgentReady = nil, false
+	c.reconcile()
+	g.Expect(h.Taints).NotTo(ContainElement(startup))
+}
+
 func TestTolerationsThatAreRemovedAgainAndAgainAreHeldOff(t *testing.T) {
 	g := NewWithT(t)
 	c := joining()
 	taintsNewNodes(&c.Policies[0])
 	c.Plugin.Operands.NotBefore = c.Now.Add(time.Minute)
 	g.Expect(rollout.Decide(c.world()).Tolerations).To(BeEmpty())
-	g.Expect(c.condition("research").Message).To(ContainSubstring("another client keeps removing that list; tried again at "))
+	g.Expect(c.condition("research").Message).To(ContainSubstring("another client keeps reverting that; tried again at "))
 	c.tick(time.Minute)
 	g.Expect(rollout.Decide(c.world()).Tolerations).NotTo(BeEmpty())
 }

@@ -140,7 +140,7 @@ func tolerationsUnsafe(s *cluster.Snapshot) string {
 	case o.Taken != "":
 		return fmt.Sprintf("field manager %q wrote that list since", o.Taken)
 	case s.Now.Before(o.NotBefore):
-		return "another client keeps removing that list; tried again at " + format.Clock(o.NotBefore)
+		return "another client keeps reverting that; tried again at " + format.Clock(o.NotBefore)
 	case o.Upgrades:
 		return "it would upgrade NVIDIA's driver on every node" // before v26.7 it deletes the pods that use GPUs for that
 	case o.Toolkit && len(users) > 0:
@@ -205,11 +205,14 @@ func (t tolerance) unknown(taint corev1.Taint, byDriver bool) bool {
 	return t.known[wantedTaint{taint, byDriver}].unknown
 }
 
-// barredFrom: a startup taint keeps NVIDIA's programs off for good.
+// barredFrom reports whether a startup taint keeps NVIDIA's programs off a node, and nothing changes that now.
 func (t tolerance) barredFrom(v *node.View) bool {
 	return slices.ContainsFunc(v.Node.Taints, func(taint corev1.Taint) bool {
+		if !isStartupTaint(taint) {
+			return false
+		}
 		reason, _ := t.refuses(taint, t.byDriver(v))
-		return isStartupTaint(taint) && reason != "" && reason != v1alpha1.ReasonTolerationsChanging && !t.unknown(taint, t.byDriver(v))
+		return reason != "" && reason != v1alpha1.ReasonTolerationsChanging && !t.unknown(taint, t.byDriver(v))
 	})
 }
 
