@@ -14,6 +14,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/demand"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 )
@@ -21,7 +22,8 @@ import (
 // In mode Apply, what is decided of a GPU is written into status.demand of its GPUNode, which the rollout's desired state follows. Of each entry:
 //
 //	decided ─ begun (in spec.devices, or the node is tainted) ─ reached ─ rests again: removed after demand.Hold
-//	   └ not begun within beginsIn, or blocked, or failed: what the node had last is decided anew; after a failure a back-off follows
+//	   └ not begun within beginsIn, or blocked, or failed: what the node had last is decided anew; after a failure a back-off follows,
+//	     which is twice as long each time until there was none for as long as forgotten
 
 const (
 	// beginsIn is how long a change that was decided may take to begin: the rollout of the policy, or its budget, may come before it.
@@ -45,7 +47,7 @@ func (r *review) follow(p *v1alpha1.GPUSharingPolicy, n *cluster.Node, d *gpu.De
 		g.Frozen = true
 		r.look(backOff(e))
 	case reached && maps.Equal(is, g.Resting):
-		rests := e.SinceTime.Add(demand.Hold)
+		rests := timing.Latest(e.SinceTime.Add(demand.Hold), backOff(e).Add(forgotten))
 		if !now.Before(rests) {
 			return
 		}

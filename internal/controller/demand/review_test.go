@@ -602,26 +602,29 @@ func TestAPodOfTheSameNameAsOneThatEnded(t *testing.T) {
 
 // TestWhatTheRolloutHoldsBack for hours is not decided, dropped and announced to the pod again and again.
 func TestWhatTheRolloutHoldsBack(t *testing.T) {
-	g, n := NewWithT(t), a100s(t, "a", 1)
-	of := plan.Devices(n.GPU.Status.Devices)
-	of[0].State.Instances = of[0].State.Instances[:1] // there is room for 1g
-	n.GPU.Status.Devices = plan.Reported(of)
-	rests(&n)
-	s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{n}}
-	writes, told, attempts := 0, 0, demand.Attempts{}
-	for range 12 * 60 { // an hour, in which a window is closed or the rollout has halted
-		before := s.Nodes[0].GPU.Status.Demand
-		decided, _, _, _ := review(&pure.Memory{}, attempts, applying(), s, []*corev1.Pod{waits("w", "1g.5gb", nil)})
-		if !equality.Semantic.DeepEqual(before, decided["a"]) {
-			writes++
-			if len(decided["a"]) > 0 && decided["a"][0].FirstPod != "" {
-				told++
-			}
+	for _, whole := range []bool{false, true} { // as it rests
+		g, n := NewWithT(t), a100s(t, "a", 1)
+		if of := plan.Devices(n.GPU.Status.Devices); !whole {
+			of[0].State.Instances = of[0].State.Instances[:1]
+			n.GPU.Status.Devices = plan.Reported(of)
 		}
-		s.Nodes[0].GPU.Status.Demand = decided["a"]
-		s.Now = s.Now.Add(5 * time.Second)
+		rests(&n)
+		s := &cluster.Snapshot{Now: now, Nodes: []cluster.Node{n}}
+		writes, told, attempts := 0, 0, demand.Attempts{}
+		for range 3 * 12 * 60 { // hours, as with a closed window
+			before := s.Nodes[0].GPU.Status.Demand
+			decided, _, _, _ := review(&pure.Memory{}, attempts, applying(), s, []*corev1.Pod{waits("w", "1g.5gb", nil)})
+			if !equality.Semantic.DeepEqual(before, decided["a"]) {
+				writes++
+				if len(decided["a"]) > 0 && decided["a"][0].FirstPod != "" {
+					told++
+				}
+			}
+			s.Nodes[0].GPU.Status.Demand = decided["a"]
+			s.Now = s.Now.Add(5 * time.Second)
+		}
+		g.Expect(writes).To(BeNumerically("<=", 20), "writes of status.demand in three hours without news; Events on the pod: %d", told)
 	}
-	g.Expect(writes).To(BeNumerically("<=", 20), "writes of status.demand in an hour in which nothing changes; Events on the pod: %d", told)
 }
 
 // TestAPodThatGrowsOldGoesFirst, though it costs more: what is reported changes with the time alone.
