@@ -280,7 +280,8 @@ func (s *run) Excused(p *place, by *v1alpha1.GPUSharingPolicy) bool {
 }
 
 func (s *run) Unready(p *place, by *v1alpha1.GPUSharingPolicy) string {
-	if o, is := pending(p, by); is {
+	told := s.theirs[p.name+" "+v1alpha1.LabelMIGConfig] // who set it sets it back
+	if o, is := pending(p, by); is && (o.Reason != v1alpha1.ReasonMIGConfigIgnored || !told) {
 		return fmt.Sprintf("it is %s (%s): %s", o.State, o.Reason, o.Message)
 	}
 	if n := s.nodeOf(p); n.Annotations[v1alpha1.AnnotationStopped] != "" ||

@@ -38,6 +38,7 @@ type plugin struct {
 // endpoint is what the kubelet knows of a resource: the devices of the plugin that registered it last. When the plugin
 // goes, they stay in the capacity and are no longer allocatable.
 type endpoint struct {
+	by      *plugin
 	devices []nvidia.Advertised
 	gone    bool
 	// failGreaterThanOne refuses a request for more than one replica (internal/rm/rm.go, ValidateRequest).
@@ -182,7 +183,7 @@ func (d devicePlugin) registerPlugin(p *plugin) {
 	sharing := p.config.Sharing.ReplicatedResources()
 	for name, devices := range p.resources {
 		d.endpoints[name] = &endpoint{
-			devices: devices, failGreaterThanOne: isReplica(devices) && refusesMany(p.config, sharing),
+			by: p, devices: devices, failGreaterThanOne: isReplica(devices) && refusesMany(p.config, sharing),
 		}
 	}
 }
@@ -192,10 +193,10 @@ func refusesMany(config *spec.Config, sharing *spec.ReplicatedResources) bool {
 	return config.Sharing.MPS != nil || sharing != nil && sharing.FailRequestsGreaterThanOne
 }
 
-// unregister is what the kubelet sees when the plugin's sockets close.
+// unregister is what the kubelet sees when the plugin's sockets close. Another one may have registered since.
 func (d devicePlugin) unregister(p *plugin) {
 	for name := range p.resources {
-		if e, ok := d.endpoints[name]; ok {
+		if e, ok := d.endpoints[name]; ok && e.by == p {
 			e.gone = true
 		}
 	}
