@@ -82,7 +82,7 @@ func (o *Observed) has(ours []corev1.Toleration) bool {
 
 // tolerate makes exactly these tolerations of the ClusterPolicy ours, unless it was read anew and has to wait.
 func (c *Configurer) tolerate(o *Observed, policy *unstructured.Unstructured, ours []corev1.Toleration) (*unstructured.Unstructured, error) {
-	if o.Operands.Taken != "" || c.clock.Now().Before(o.Operands.NotBefore) {
+	if len(ours) > 0 && (o.Operands.Taken != "" || c.clock.Now().Before(o.Operands.NotBefore)) {
 		ours = o.Operands.Ours
 	}
 	if o.has(ours) {

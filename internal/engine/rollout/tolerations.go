@@ -139,7 +139,7 @@ func tolerationsUnsafe(s *cluster.Snapshot) string {
 	switch {
 	case o.Taken != "":
 		return fmt.Sprintf("field manager %q wrote that list since", o.Taken)
-	case s.Now.Before(o.NotBefore):
+	case len(o.Ours) == 0 && s.Now.Before(o.NotBefore): // they may be taken off
 		return "another client keeps reverting that; tried again at " + format.Clock(o.NotBefore)
 	case o.Upgrades:
 		return "it would upgrade NVIDIA's driver on every node" // before v26.7 it deletes the pods that use GPUs for that
