@@ -56,6 +56,15 @@ func readObjects(path string) ([]*unstructured.Unstructured, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading objects: %w", err)
 	}
+	objects, err := Objects(data)
+	if err != nil {
+		return nil, fmt.Errorf("reading objects of %s: %w", path, err)
+	}
+	return objects, nil
+}
+
+// Objects are those of a YAML stream.
+func Objects(data []byte) ([]*unstructured.Unstructured, error) {
 	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
 	var objects []*unstructured.Unstructured
 	for {
@@ -65,7 +74,7 @@ func readObjects(path string) ([]*unstructured.Unstructured, error) {
 			return objects, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("reading objects of %s: %w", path, err)
+			return nil, fmt.Errorf("decoding objects: %w", err)
 		}
 		if len(o.Object) > 0 {
 			objects = append(objects, o)

@@ -19,6 +19,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
 const csvFile = "config/bundle/manifests/gpu-sharing-operator.clusterserviceversion.yaml"
@@ -182,7 +184,7 @@ func TestAConfigMapSetsWhatASubscriptionMaySet(t *testing.T) {
 func installedByOLM(t *testing.T) []*unstructured.Unstructured {
 	t.Helper()
 	operands := as[corev1.ConfigMap](t, read(t, "config/bundle/manifests/gpu-sharing-operands.configmap.yaml")[0])
-	objects, err := decode(operands.Data["owned.yaml"])
+	objects, err := env.Objects([]byte(operands.Data["owned.yaml"]))
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	return objects
 }

@@ -21,6 +21,8 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
 func TestChartRendersWithEveryPreset(t *testing.T) {
@@ -131,7 +133,7 @@ func TestChartIsAtHomeInTheNamespaceOfTheRelease(t *testing.T) {
 		set(everything())...)...)
 	g := NewWithT(t)
 	g.Expect(err).NotTo(HaveOccurred())
-	objects, err := decode(out)
+	objects, err := env.Objects([]byte(out))
 	g.Expect(err).NotTo(HaveOccurred())
 	for _, o := range objects {
 		g.Expect(o.GetNamespace()).To(BeElementOf("", "elsewhere", "nvidia-device-plugin"), name(o))

@@ -357,7 +357,7 @@ func (h helm) template(tb testing.TB, args ...string) ([]*unstructured.Unstructu
 	if err != nil {
 		return nil, err
 	}
-	return decode(out)
+	return env.Objects([]byte(out))
 }
 
 func set(values []string) []string {

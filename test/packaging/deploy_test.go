@@ -4,9 +4,6 @@
 package packaging_test
 
 import (
-	"errors"
-	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,7 +13,8 @@ import (
 	. "github.com/onsi/gomega"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
 // TestDeployTakesTheImagesOfTheRegistry: `make deploy REGISTRY=…` applies config/default with the images that `make
@@ -36,7 +34,7 @@ func TestDeployTakesTheImagesOfTheRegistry(t *testing.T) {
 			g.Expect(os.WriteFile(kubectl, []byte(script), 0o700)).To(Succeed())
 			deploy := exec.CommandContext(t.Context(), "make", "-s", "-C", path(t, "."), "deploy",
 				"KUBECTL="+kubectl, "REGISTRY="+of.registry, "VERSION=1.2.3")
-			objects, err := decode(run(t, deploy))
+			objects, err := env.Objects([]byte(run(t, deploy)))
 			g.Expect(err).NotTo(HaveOccurred())
 			for workload, image := range map[string]string{
 				"Deployment gpu-sharing-controller": of.controller, "DaemonSet gpu-sharing-agent": of.agent, "DaemonSet gpu-sharing-agent-dra": of.agent,
@@ -83,25 +81,6 @@ func TestUninstallKeepsTheRecordsOfNodes(t *testing.T) {
 	}
 }
 
-// decode reads the objects of a YAML stream.
-func decode(text string) ([]*unstructured.Unstructured, error) {
-	decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096)
-	var objects []*unstructured.Unstructured
-	for {
-		o := &unstructured.Unstructured{}
-		err := decoder.Decode(&o.Object)
-		if errors.Is(err, io.EOF) {
-			return objects, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("decoding objects: %w", err)
-		}
-		if len(o.Object) > 0 {
-			objects = append(objects, o)
-		}
-	}
-}
-
 // read reads the objects of a file of the repository.
 func read(tb testing.TB, file string) []*unstructured.Unstructured {
 	tb.Helper()
@@ -109,7 +88,7 @@ func read(tb testing.TB, file string) []*unstructured.Unstructured {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	objects, err := decode(string(data))
+	objects, err := env.Objects(data)
 	if err != nil {
 		tb.Fatalf("%s: %v", file, err)
 	}

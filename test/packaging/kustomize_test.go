@@ -15,6 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/gpusharing/gpu-sharing-operator/test/env"
 )
 
 // kustomized is what kubectl apply -k installs.
@@ -27,7 +29,7 @@ func kustomized(t *testing.T) []*unstructured.Unstructured {
 func built(t *testing.T, folder string) []*unstructured.Unstructured {
 	t.Helper()
 	build := exec.CommandContext(t.Context(), "go", "tool", "-modfile="+path(t, "hack/tools/go.mod"), "kustomize", "build", folder)
-	objects, err := decode(run(t, build))
+	objects, err := env.Objects([]byte(run(t, build)))
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
 	return objects
 }

@@ -602,7 +602,7 @@ func TestAPodOfTheSameNameAsOneThatEnded(t *testing.T) {
 
 // TestWhatTheRolloutHoldsBack for hours is not decided, dropped and announced to the pod again and again.
 func TestWhatTheRolloutHoldsBack(t *testing.T) {
-	for _, whole := range []bool{false, true} { // as it rests
+	for _, whole := range []bool{false, true} { // of its GPU: with all of its instances it is as it rests
 		g, n := NewWithT(t), a100s(t, "a", 1)
 		if of := plan.Devices(n.GPU.Status.Devices); !whole {
 			of[0].State.Instances = of[0].State.Instances[:1]

@@ -7,10 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -157,16 +155,10 @@ func lastWriter(policy *unstructured.Unstructured) (manager string, at time.Time
 		if entry.Manager == fieldManager || entry.Subresource != "" || entry.Time == nil {
 			continue
 		}
-		owns := ownsConfiguration(entry)
+		owns := clusterpolicy.Owns(entry, configNamePath(), defaultKeyPath(), strategyPath())
 		if owns && !owned || owns == owned && entry.Time.After(at) {
 			manager, at, owned = entry.Manager, entry.Time.Time, owns
 		}
 	}
 	return manager, at
-}
-
-func ownsConfiguration(entry metav1.ManagedFieldsEntry) bool {
-	return slices.ContainsFunc([][]string{configNamePath(), defaultKeyPath(), strategyPath()}, func(path []string) bool {
-		return clusterpolicy.Owns(entry, path)
-	})
 }

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -131,7 +130,10 @@ func explainStartup(m *member, g policy.Governed, t tolerance) {
 	if _, message := t.refuses(*has, t.byDriver(m.View)); message != "" {
 		says += "; " + message
 	}
-	m.Message = strings.TrimPrefix(m.Message+"; "+says, "; ")
+	if m.Message != "" {
+		says = m.Message + "; " + says
+	}
+	m.Message = says
 }
 
 // startsUntainted reports whether the node is not in service yet, as one with the startup taint, though it has none.

@@ -228,5 +228,5 @@ func takesPlaceOf(have, want corev1.Taint) bool {
 
 // recordedIn reports whether the record names a taint as ours.
 func recordedIn(record string, t corev1.Taint) bool {
-	return slices.Contains(strings.Split(record, ","), action.NameOf(t))
+	return record != "" && slices.Contains(strings.Split(record, ","), action.NameOf(t))
 }

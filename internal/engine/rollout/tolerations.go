@@ -85,8 +85,9 @@ func toleranceOf(s *cluster.Snapshot) tolerance {
 
 // taintsToTolerate are the taints that NVIDIA's programs have to tolerate: those that policies ask for, and those of
 // ours that are still on nodes. Every taint that NVIDIA's programs tolerate only because the operator added the
-// toleration counts too, no matter what put it there: without the toleration the node would lose its device plugin.
-// PreferNoSchedule keeps no pod of a DaemonSet off.
+// toleration counts too, no matter what put it there: without the toleration the node would lose its device plugin. So
+// the loss of the record of our taints costs no node its GPUs, also once the node is released. PreferNoSchedule keeps
+// no pod of a DaemonSet off.
 func taintsToTolerate(s *cluster.Snapshot) []corev1.Taint {
 	var taints []corev1.Taint
 	for i := range s.Policies {

@@ -78,17 +78,19 @@ func taken(policy *unstructured.Unstructured) (manager string) {
 	return manager
 }
 
-// Owns reports whether a field manager owns a field.
-func Owns(entry metav1.ManagedFieldsEntry, path []string) bool {
+// Owns reports whether a field manager owns one of these fields.
+func Owns(entry metav1.ManagedFieldsEntry, paths ...[]string) bool {
 	set := &fieldpath.Set{}
 	if entry.FieldsV1 == nil || set.FromJSON(entry.FieldsV1.GetRawReader()) != nil {
 		return false
 	}
-	parts := make([]any, len(path))
-	for i, name := range path {
-		parts[i] = name
-	}
-	return set.Has(fieldpath.MakePathOrDie(parts...))
+	return slices.ContainsFunc(paths, func(path []string) bool {
+		parts := make([]any, len(path))
+		for i, name := range path {
+			parts[i] = name
+		}
+		return set.Has(fieldpath.MakePathOrDie(parts...))
+	})
 }
 
 // tolerations are those that a ClusterPolicy lists. What the API server would not have taken counts as none.
