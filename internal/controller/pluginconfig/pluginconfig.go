@@ -30,6 +30,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
@@ -165,7 +166,8 @@ func (c *Configurer) observeClusterPolicy(ctx context.Context, o *Observed) erro
 	o.Ready = configured(policy, o.defaultKey) && contains(o.Applied, o.Configs)
 	o.Overridden, o.Overruled = o.overridden(c.clock.Now()), o.baseline.last(c.clock.Now())
 	if o.Overridden != nil {
-		o.Message, o.Operands.NotBefore = o.Overridden.Message, o.Overridden.Until // who replaces all removes the tolerations too
+		o.Message = o.Overridden.Message
+		o.Operands.NotBefore = timing.Latest(o.Operands.NotBefore, o.Overridden.Until) // who replaces all removes the tolerations too
 	}
 	return nil
 }
