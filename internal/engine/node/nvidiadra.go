@@ -130,7 +130,8 @@ func publishingOverdue(v *View, r Result, restarts []action.Action) Result {
 		}
 		return r
 	}
-	if len(restarts) > 0 {
+	if len(restarts) > 0 && remaining > -timing.VerifyTimeout { // else it is withheld
+		r.After = timing.Sooner(r.After, remaining+timing.VerifyTimeout)
 		return r
 	}
 	if remaining <= 0 {

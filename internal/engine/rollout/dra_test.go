@@ -694,6 +694,29 @@ func TestAClusterWithoutADevicePlugin(t *testing.T) {
 	g.Expect(d.Policies["research"].Conditions).To(ContainElement(And(HaveField("Type", v1alpha1.ConditionAccepted), HaveField("Reason", v1alpha1.ReasonNoDevicePlugin))))
 }
 
+// TestAFightOverTheRecordOfRestartsKeepsNoNode, neither for a change nor for the way back: the DRA driver is not restarted meanwhile.
+func TestAFightOverTheRecordOfRestartsKeepsNoNode(t *testing.T) {
+	for _, partitioned := range []bool{false, true} { // the way back from there has instances that the driver has not seen
+		g := NewWithT(t)
+		c, h := onDRA(mig(count("1g", 7)), evicting)
+		if partitioned {
+			c.run(240)
+			c.reshare(mig(count("2g", 3)))
+		}
+		c.Repeats = &action.Repeats{}
+		kept := 0
+		for range 3600 {
+			h.Annotations[v1alpha1.AnnotationInstances] = "theirs"
+			c.noted(time.Second)
+			if h.isKept() {
+				kept++
+			}
+		}
+		g.Expect(h.isKept()).To(BeFalse())
+		g.Expect(time.Duration(kept) * time.Second).To(And(BeNumerically(">", 4*time.Minute), BeNumerically("<", 30*time.Minute)))
+	}
+}
+
 // TestATaintRuleThatAnotherControllerEditedIsMadeAnew: it does not taint all devices of the node, so the node counts as
 // not tainted.
 func TestATaintRuleThatAnotherControllerEditedIsMadeAnew(t *testing.T) {

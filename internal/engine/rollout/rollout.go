@@ -128,7 +128,8 @@ func pace(s *cluster.Snapshot, g *Group) {
 	paceGroup(g, s)
 	for _, nodes := range [][]*member{g.Members, g.Leaving, g.Unaffected} {
 		for _, m := range nodes {
-			if first, in, is := node.LooksFirst(m.View, m.Actions); is {
+			first, in, is := node.LooksFirst(m.View, m.Actions)
+			if is && !slices.ContainsFunc(first, func(a action.Action) bool { return withheldFor(m, a) > 0 }) { // nobody is kept for a fight
 				m.Actions, m.CachedState, m.After = first, nil, timing.Sooner(m.After, in)
 			}
 			withholdRepeats(m, s)
