@@ -5,6 +5,7 @@ package cluster_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -30,6 +31,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
+	"github.com/gpusharing/gpu-sharing-operator/test/invariant"
 )
 
 // waiting is what histories of late seeds have of MIG on demand: pods that wait, the scheduler that places them, and the demand controller. Of a node
@@ -289,13 +291,13 @@ func (s *run) noteCalm() {
 		s.disturbed()
 		return
 	}
-	governs, gpuNodes := map[string]bool{}, &v1alpha1.GPUNodeList{}
+	governs, gpuNodes, nodes := map[string]bool{}, &v1alpha1.GPUNodeList{}, &corev1.NodeList{}
 	for _, p := range s.ListPolicies() {
 		if governs[p.Name] = true; p.Status.ObservedGeneration != p.Generation {
 			return
 		}
 	}
-	s.Expect(s.client.List(s.t.Context(), gpuNodes)).To(Succeed())
+	s.Expect(errors.Join(s.client.List(s.t.Context(), gpuNodes), s.client.List(s.t.Context(), nodes))).To(Succeed())
 	s.facts.Lock()
 	defer s.facts.Unlock()
 	for i := range gpuNodes.Items {
@@ -305,7 +307,8 @@ func (s *run) noteCalm() {
 		if is.rounds == calms {
 			continue
 		}
-		if p == nil || p.off || p.down.Load() || p.deaf.Load() || p.hardware.Fail != nil || n.Status.Rollout.State != string(node.UpToDate) || underway(n) || !governs[n.Spec.PolicyName] {
+		if p == nil || p.off || p.down.Load() || p.deaf.Load() || p.hardware.Fail != nil || n.Status.Rollout.State != string(node.UpToDate) || underway(n) || !governs[n.Spec.PolicyName] ||
+			slices.ContainsFunc(nodes.Items, func(o corev1.Node) bool { return o.Name == n.Name && invariant.Disturbed(cluster.NodeOf(&o, n)) }) { // which is reported later (15002)
 			is.rounds = -1
 		}
 		s.waiting.calm[n.Name] = calm{is.rounds + 1, s.clock.Now()}

@@ -273,6 +273,19 @@ func TestANodeWithoutItsGPUNodeHoldsWhatItHas(t *testing.T) {
 	}
 }
 
+// TestTheRecordOfInstancesIsOneWish, with or without who restarts first: a fight over it would restart the plugin sixty times an hour (15206).
+func TestTheRecordOfInstancesIsOneWish(t *testing.T) {
+	g := NewWithT(t)
+	var r action.Repeats
+	patch := action.PatchNode{Node: "a"}
+	for i := range 8 {
+		g.Expect(r.Remaining(patch, time.Time{}, time.Unix(0, 0))).To(BeZero())
+		patch.Annotations = map[string]*string{v1alpha1.AnnotationInstances: new([]string{"0123@pod", "0123"}[i%2])}
+		r.Note(patch, time.Unix(0, 0))
+	}
+	g.Expect(r.Remaining(patch, time.Time{}, time.Unix(0, 0))).NotTo(BeZero())
+}
+
 // TestARefusedWriteTakesNoTurnOfOthers: what the API server refuses of one node is tried again each minute and reported, and other nodes have
 // its place in the budget.
 func TestARefusedWriteTakesNoTurnOfOthers(t *testing.T) {
