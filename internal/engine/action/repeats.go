@@ -286,7 +286,7 @@ func entriesOf(a PatchNode) map[string]string {
 			}
 			if values[field] = "-"; value != nil {
 				text, _, timed := strings.Cut(*value, "@")
-				timed = timed && name != v1alpha1.AnnotationInstances // who restarts first, and what was seen then, are one wish
+				timed = timed && name != v1alpha1.AnnotationInstances // with or without pods that go first
 				values[field] = fmt.Sprint("=", text, timed)
 			}
 		}

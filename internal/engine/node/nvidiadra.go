@@ -130,7 +130,7 @@ func publishingOverdue(v *View, r Result, restarts []action.Action) Result {
 		}
 		return r
 	}
-	if len(restarts) > 0 && remaining > -timing.VerifyTimeout { // else it is withheld
+	if len(restarts) > 0 && remaining > -timing.VerifyTimeout { // withheld
 		r.After = timing.Sooner(r.After, remaining+timing.VerifyTimeout)
 		return r
 	}
