@@ -205,9 +205,12 @@ func (s *run) nodeOf(p *place) *cluster.Node {
 }
 
 func (s *run) Desired(p *place) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
-	n := s.nodeOf(p)
+	return desired(s.nodeOf(p), s.rested.Policies)
+}
+
+func desired(n *cluster.Node, policies []v1alpha1.GPUSharingPolicy) (by *v1alpha1.GPUSharingPolicy, want policy.Desired, err error) {
 	node := policy.Node{Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Policy: n.GPU.Spec.PolicyName, Numbering: n.GPU.Spec.Numbering, Demand: n.GPU.Status.Demand}
-	if by = policy.Rank(s.rested.Policies).Govern(node).By; by != nil {
+	if by = policy.Rank(policies).Govern(node).By; by != nil {
 		want, err = policy.DesiredState(by, node)
 	}
 	return by, want, err

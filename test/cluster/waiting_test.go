@@ -291,11 +291,9 @@ func (s *run) noteCalm() {
 		s.disturbed()
 		return
 	}
-	governs, gpuNodes, nodes := map[string]bool{}, &v1alpha1.GPUNodeList{}, &corev1.NodeList{}
-	for _, p := range s.ListPolicies() {
-		if governs[p.Name] = true; p.Status.ObservedGeneration != p.Generation {
-			return
-		}
+	policies, gpuNodes, nodes := s.ListPolicies(), &v1alpha1.GPUNodeList{}, &corev1.NodeList{}
+	if slices.ContainsFunc(policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Status.ObservedGeneration != p.Generation }) {
+		return
 	}
 	s.Expect(errors.Join(s.client.List(s.t.Context(), gpuNodes), s.client.List(s.t.Context(), nodes))).To(Succeed())
 	s.facts.Lock()
@@ -307,12 +305,18 @@ func (s *run) noteCalm() {
 		if is.rounds == calms {
 			continue
 		}
-		if p == nil || p.off || p.down.Load() || p.deaf.Load() || p.hardware.Fail != nil || n.Status.Rollout.State != string(node.UpToDate) || underway(n) || !governs[n.Spec.PolicyName] ||
-			slices.ContainsFunc(nodes.Items, func(o corev1.Node) bool { return o.Name == n.Name && invariant.Disturbed(cluster.NodeOf(&o, n)) }) { // which is reported later (15002)
+		if p == nil || p.off || p.down.Load() || p.deaf.Load() || p.hardware.Fail != nil || n.Status.Rollout.State != string(node.UpToDate) || underway(n) ||
+			!slices.ContainsFunc(nodes.Items, func(o corev1.Node) bool { return o.Name == n.Name && isReached(cluster.NodeOf(&o, n), policies) }) {
 			is.rounds = -1
 		}
 		s.waiting.calm[n.Name] = calm{is.rounds + 1, s.clock.Now()}
 	}
+}
+
+// isReached reports whether nothing else is asked of a node, and nothing goes on there, which its report says a little later (15002, 16192).
+func isReached(n cluster.Node, policies []v1alpha1.GPUSharingPolicy) bool {
+	by, want, err := desired(&n, policies)
+	return by != nil && err == nil && want.Config.Key == n.GPU.Spec.ConfigName && !invariant.Disturbed(n)
 }
 
 // allServed: at rest no pod waits for an instance that could be made beside those in use.

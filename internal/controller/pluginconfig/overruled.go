@@ -65,7 +65,7 @@ func (c *Configurer) operandsOf(policy *unstructured.Unstructured) *clusterpolic
 	if r.of != policy.GetUID() {
 		*r = removals{of: policy.GetUID()}
 	}
-	if r.generation > 0 && policy.GetGeneration() > r.generation && len(o.Ours) == 0 {
+	if r.generation > 0 && policy.GetGeneration() >= r.generation && len(o.Ours) == 0 {
 		if now.Sub(r.at) >= 2*longestWait {
 			r.times = 0
 		}

@@ -4,6 +4,8 @@
 package pluginconfig_test
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
@@ -252,4 +255,66 @@ func testRecordIsLost(f *fixture) {
 	f.configure(research)
 	f.patch(policy, "argocd-controller", upgrade)
 	f.Expect(f.observe().Overridden).NotTo(BeNil())
+}
+
+// testTolerationsStripped: a mutating webhook of the platform team keeps the list as it was.
+func testTolerationsStripped(f *fixture) {
+	f.policy("cluster-policy", installed)
+	writes := 0
+	stripping := interceptor.NewClient(f.client, interceptor.Funcs{
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+			if o.GetObjectKind().GroupVersionKind().Kind != "ClusterPolicy" {
+				return c.Patch(ctx, o, p, opts...)
+			}
+			writes++
+			data, err := p.Data(o)
+			f.Expect(err).NotTo(HaveOccurred())
+			var patch map[string]any
+			f.Expect(json.Unmarshal(data, &patch)).To(Succeed())
+			if spec, is := patch["spec"].(map[string]any); is {
+				delete(spec, "daemonsets")
+			}
+			data, err = json.Marshal(patch)
+			f.Expect(err).NotTo(HaveOccurred())
+			return c.Patch(ctx, o, client.RawPatch(types.MergePatchType, data), opts...)
+		},
+	})
+	c := pluginconfig.New(stripping, f.client, f.clock, f.standAlone)
+	for range 60 {
+		o, err := c.Observe(f.ctx())
+		f.Expect(err).NotTo(HaveOccurred())
+		ours := []corev1.Toleration{{Key: "example.com/shared", Operator: corev1.TolerationOpExists}}
+		if f.clock.Now().Before(o.Operands.NotBefore) { // as the decision does
+			ours = o.Operands.Ours
+		}
+		_, err = c.Configure(f.ctx(), o, ours)
+		f.Expect(err).NotTo(HaveOccurred())
+		f.clock.SetTime(f.clock.Now().Add(time.Minute))
+	}
+	f.Expect(writes).To(BeNumerically("<", 20), "in an hour")
+}
+
+// testOneMoreToleration: another controller reverts another field meanwhile.
+func testOneMoreToleration(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	c := f.configurer()
+	a := []corev1.Toleration{{Key: "example.com/a", Operator: corev1.TolerationOpExists}}
+	both := append(slices.Clone(a), corev1.Toleration{Key: "example.com/b", Operator: corev1.TolerationOpExists})
+	configure := func(ours []corev1.Toleration) *pluginconfig.Observed {
+		o, err := c.Observe(f.ctx())
+		f.Expect(err).NotTo(HaveOccurred())
+		_, err = c.WriteKeys(f.ctx(), o, o.Configs)
+		f.Expect(err).NotTo(HaveOccurred())
+		_, err = c.Configure(f.ctx(), o, ours)
+		f.Expect(err).NotTo(HaveOccurred())
+		o, err = c.Observe(f.ctx())
+		f.Expect(err).NotTo(HaveOccurred())
+		return o
+	}
+	for range 2 {
+		configure(a)
+		f.patch(policy, "argocd-controller", upgrade)
+	}
+	f.Expect(configure(a).Overridden).NotTo(BeNil())
+	f.Expect(configure(both).Operands.Ours).To(Equal(both))
 }

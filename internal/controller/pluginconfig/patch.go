@@ -82,7 +82,7 @@ func (o *Observed) has(ours []corev1.Toleration) bool {
 
 // tolerate makes exactly these tolerations of the ClusterPolicy ours, unless it was read anew and has to wait.
 func (c *Configurer) tolerate(o *Observed, policy *unstructured.Unstructured, ours []corev1.Toleration) (*unstructured.Unstructured, error) {
-	if len(ours) > 0 && (o.Operands.Taken != "" || c.clock.Now().Before(o.Operands.NotBefore)) {
+	if len(ours) > 0 && (o.Operands.Taken != "" || len(o.Operands.Ours) == 0 && c.clock.Now().Before(o.Operands.NotBefore)) {
 		ours = o.Operands.Ours
 	}
 	if o.has(ours) {
@@ -195,10 +195,11 @@ func (c *Configurer) patch(ctx context.Context, have, want *unstructured.Unstruc
 		return false, nil
 	}
 	patch := client.MergeFromWithOptions(have, client.MergeFromWithOptimisticLock{})
+	tolerates := want.GetAnnotations()[v1alpha1.AnnotationTolerations] != "" && clusterpolicy.OperandsOf(have).Taken == ""
 	if err := c.client.Patch(ctx, want, patch, client.FieldOwner(fieldManager)); err != nil {
 		return false, fmt.Errorf("patching %s %s: %w", have.GetKind(), have.GetName(), err)
 	}
-	if c.removals.generation = 0; len(clusterpolicy.OperandsOf(want).Ours) > 0 {
+	if c.removals.generation = 0; tolerates { // a webhook may have removed them from this very write
 		c.removals.generation = want.GetGeneration()
 	}
 	return true, nil

@@ -61,6 +61,8 @@ func TestConfigurer(t *testing.T) {
 		"gives NVIDIA's programs tolerations and takes them back":             testTolerations,
 		"leaves tolerations alone that a user has written since":              testTolerationsTaken,
 		"adds tolerations again that were removed, with a bound":              testTolerationsRemoved,
+		"adds tolerations with a bound that a webhook strips off the write":   testTolerationsStripped,
+		"adds one more toleration while another field is fought over":         testOneMoreToleration,
 		"puts the ClusterPolicy back, then removes the ConfigMap":             testRestore,
 		"finds the record on the ClusterPolicy if the ConfigMap is deleted":   testRecord,
 		"overrules a field manager once and then leaves it alone for a while": testFight,

@@ -717,6 +717,41 @@ func TestAFightOverTheRecordOfRestartsKeepsNoNode(t *testing.T) {
 	}
 }
 
+// TestARefusedRestartGivesNobodyWhatIsGone: the DRA driver is not restarted when a webhook refuses to record that once, or another controller undoes
+// that for ten minutes. A node that is left as it is is not looked at later.
+func TestARefusedRestartGivesNobodyWhatIsGone(t *testing.T) {
+	for _, fought := range []bool{false, true} {
+		g := NewWithT(t)
+		c, h := onDRA(mig(count("1g", 7)), evicting)
+		c.Policies[0].Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain
+		c.Repeats = &action.Repeats{}
+		left, refused := false, fought
+		for i := range 2 * 3600 {
+			if !left && i > 0 && len(h.devices()[0].State.Instances) == 7 {
+				left, c.Policies = true, nil
+			}
+			if fought && i < 600 {
+				h.Annotations[v1alpha1.AnnotationInstances] = "theirs"
+			}
+			for _, a := range c.memory.decide(c.world()).Actions {
+				if p, is := a.(action.PatchNode); is && left && !refused && p.Annotations[v1alpha1.AnnotationInstances] != nil {
+					refused = true
+					c.Repeats.Refuse(a, "failed calling webhook", c.Now)
+					continue
+				}
+				c.do(a)
+				c.Repeats.Note(a, c.Now)
+			}
+			if c.tick(time.Second); left && len(h.Claims) == 0 {
+				c.allocate(h, "train", "nvidia.com/gpu")
+			}
+		}
+		g.Expect(refused).To(BeTrue())
+		g.Expect(h.isKept()).To(BeFalse())
+		g.Expect(h.hanging()).To(BeEmpty(), "fought: %v", fought)
+	}
+}
+
 // TestATaintRuleThatAnotherControllerEditedIsMadeAnew: it does not taint all devices of the node, so the node counts as
 // not tainted.
 func TestATaintRuleThatAnotherControllerEditedIsMadeAnew(t *testing.T) {

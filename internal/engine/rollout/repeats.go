@@ -20,6 +20,11 @@ func withheldFor(m *member, a action.Action) time.Duration {
 	return m.Snapshot.Repeats.Remaining(restamped(m.Node, a), m.Node.Created, m.Snapshot.Now)
 }
 
+// isFought reports whether an action waits because it was repeated too often. What was refused a moment ago is soon tried again.
+func isFought(m *member, a action.Action) bool {
+	return withheldFor(m, a) > 0 && m.Snapshot.Repeats.Refusal(restamped(m.Node, a)) == ""
+}
+
 func restamped(n *cluster.Node, a action.Action) action.Action {
 	spec := n.GPU.Spec
 	if n.BaselineLost { // the GPUNode lacks what is here from the copy

@@ -129,7 +129,7 @@ func pace(s *cluster.Snapshot, g *Group) {
 	for _, nodes := range [][]*member{g.Members, g.Leaving, g.Unaffected} {
 		for _, m := range nodes {
 			first, in, is := node.LooksFirst(m.View, m.Actions)
-			if is && !slices.ContainsFunc(first, func(a action.Action) bool { return withheldFor(m, a) > 0 }) { // a fight keeps nobody
+			if is && (node.Retained(m.Node.GPU.Spec) || !slices.ContainsFunc(first, func(a action.Action) bool { return isFought(m, a) })) { // what is retained is not looked at later
 				m.Actions, m.CachedState, m.After = first, nil, timing.Sooner(m.After, in)
 			}
 			withholdRepeats(m, s)

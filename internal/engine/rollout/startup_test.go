@@ -18,6 +18,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/clusterpolicy"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -182,7 +183,10 @@ func TestTolerationsThatAreRemovedAgainAndAgainAreHeldOff(t *testing.T) {
 	taintsNewNodes(&c.Policies[0])
 	c.Plugin.Operands.NotBefore = c.Now.Add(time.Minute)
 	g.Expect(rollout.Decide(c.world()).Tolerations).To(BeEmpty())
-	g.Expect(c.condition("research").Message).To(ContainSubstring("another client keeps reverting that; tried again at "))
+	g.Expect(c.condition("research").Message).To(ContainSubstring("until " + format.Clock(c.Plugin.Operands.NotBefore) + ", for another client"))
+	c.Plugin.Operands.Upgrades = true
+	g.Expect(c.condition("research").Message).NotTo(ContainSubstring("until "), "nothing is tried then")
+	c.Plugin.Operands.Upgrades = false
 	c.tick(time.Minute)
 	g.Expect(rollout.Decide(c.world()).Tolerations).NotTo(BeEmpty())
 }

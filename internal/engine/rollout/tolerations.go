@@ -140,14 +140,14 @@ func tolerationsUnsafe(s *cluster.Snapshot) string {
 	switch {
 	case o.Taken != "":
 		return fmt.Sprintf("field manager %q wrote that list since", o.Taken)
-	case len(o.Ours) == 0 && s.Now.Before(o.NotBefore): // they may be taken off
-		return "another client keeps reverting that; tried again at " + format.Clock(o.NotBefore)
 	case o.Upgrades:
 		return "it would upgrade NVIDIA's driver on every node" // before v26.7 it deletes the pods that use GPUs for that
 	case o.Toolkit && len(users) > 0:
 		return "it could fail GPU pods, now " + format.ListIn(users, mostUsers)
 	case len(s.MpsUsers) > 0:
 		return "it would end clients of NVIDIA's MPS, now " + format.ListIn(s.MpsUsers, mostUsers)
+	case len(o.Ours) == 0 && s.Now.Before(o.NotBefore): // they may be taken off
+		return "until " + format.Clock(o.NotBefore) + ", for another client keeps reverting that"
 	}
 	return ""
 }
