@@ -464,7 +464,7 @@ func (s *run) rounds(n int, random *rand.Rand) {
 
 // rest lets time pass until nothing goes on, or for a time. It reports whether it came to rest.
 func (s *run) rest(horizon time.Duration, most int) bool {
-	steps := []time.Duration{5 * time.Second, 55 * time.Second, 6 * time.Minute, 30 * time.Minute, 3 * time.Hour}
+	steps := []time.Duration{5 * time.Second, 55 * time.Second, 2 * time.Minute, 6 * time.Minute, 30 * time.Minute, 3 * time.Hour} // in the middle of a verification too (16058)
 	end := s.clock.Now().Add(horizon)
 	for idle, next := 0, 0; most > 0; most-- {
 		fought := s.fought()
