@@ -288,6 +288,7 @@ func recordPluginRestart(v *View) (actions []action.Action, after time.Duration)
 	patch := v.Patch("starting NVIDIA's device plugin anew, since it does not advertise what it must")
 	patch.Annotations[v1alpha1.AnnotationRestarted] = new(restartOccasion(v))
 	patch.Annotations[v1alpha1.AnnotationInstances] = new(hashOfInstances(v) + "@" + strings.Join(pluginPodUIDs(v), ","))
+	restartsLate(v, patch)
 	return []action.Action{patch}, 0
 }
 

@@ -286,8 +286,6 @@ func continueInterrupted(v *View, r Result) Result {
 	if stopped, since := cluster.Stopped(v.Node.Annotations); !since.IsZero() {
 		patch.Annotations[v1alpha1.AnnotationStopped] = cluster.StoppedRecord(stopped, v.Snapshot.Now)
 	}
-	if _, current := timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationSelected], v.Target.Config); current && v.Target.Config != "" {
-		patch.Annotations[v1alpha1.AnnotationSelected] = new(timing.Stamp(v.Target.Config, v.Snapshot.Now))
-	}
+	verifyAnew(v, patch)
 	return Result{State: r.State, Reason: r.Reason, Message: r.Message, Next: atOnce(patch)}
 }

@@ -130,8 +130,7 @@ func publishingOverdue(v *View, r Result, restarts []action.Action) Result {
 		}
 		return r
 	}
-	if len(restarts) > 0 && remaining > -timing.VerifyTimeout { // withheld
-		r.After = timing.Sooner(r.After, remaining+timing.VerifyTimeout)
+	if len(restarts) > 0 && !slices.ContainsFunc(restarts, v.IsFought) {
 		return r
 	}
 	if remaining <= 0 {
@@ -246,6 +245,7 @@ func recordDRARestart(v *View, now string, pods []cluster.Pod) action.PatchNode 
 	slices.Sort(uids)
 	patch := v.Patch("restarting NVIDIA's DRA driver on the node, because " + draRestartReason)
 	patch.Annotations[v1alpha1.AnnotationInstances] = new(withoutPods(now, uids))
+	restartsLate(v, patch)
 	return patch
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -54,7 +55,8 @@ func awaitAdvertised(v *View) (Result, bool) {
 		r.Next = atOnce(removeTaints(v)...)
 		return r, true
 	}
-	if remaining <= 0 {
+	restarts, after := recordPluginRestart(v) // it may have read what another controller had written into the ConfigMap
+	if remaining <= 0 && (len(restarts) == 0 || slices.ContainsFunc(restarts, v.IsFought)) {
 		message := fmt.Sprintf("not advertised within %s: %s; %s", timing.VerifyTimeout, format.List(differences), cmp.Or(pluginTroubles(v),
 			strings.TrimPrefix(otherMPSRoot(v), "; "), "if the device plugin logs \"device plugin already connected\", restart the kubelet"))
 		return failChange(v, r, v1alpha1.ReasonNotAdvertised, message), true
@@ -62,7 +64,6 @@ func awaitAdvertised(v *View) (Result, bool) {
 	if r.After = remaining - timing.VerifyTimeout/2; r.After > 0 {
 		return r, true
 	}
-	restarts, after := recordPluginRestart(v) // it may have read what another controller had written into the ConfigMap
 	r.Next, r.After = atOnce(restarts...), timing.Sooner(remaining, after)
 	return r, true
 }
@@ -75,6 +76,20 @@ func verifyRemaining(v *View, since time.Time) time.Duration {
 		since = latestOf(v, since, v.Policy.CreationTimestamp.Time)
 	}
 	return since.Add(timing.VerifyTimeout).Sub(v.Snapshot.Now)
+}
+
+// verifyAnew has the time for verifying begin anew, in a patch.
+func verifyAnew(v *View, patch action.PatchNode) {
+	if _, current := timing.Stamped(v.Node.Annotations[v1alpha1.AnnotationSelected], v.Target.Config); current && v.Target.Config != "" {
+		patch.Annotations[v1alpha1.AnnotationSelected] = new(timing.Stamp(v.Target.Config, v.Snapshot.Now))
+	}
+}
+
+// restartsLate has what offers the GPUs verified after a restart, once for each, that is due later than that: the controller was away, or others were in the way.
+func restartsLate(v *View, patch action.PatchNode) {
+	if !v.TargetIsLastGood() && verifyRemaining(v, time.Time{}) <= 0 {
+		verifyAnew(v, patch)
+	}
 }
 
 // awaitLimited gives the node, with a slot, the memory limit that the driver is to enforce, and waits until the agent has said what came of it.

@@ -41,7 +41,7 @@ func paceGroup(g *Group, s *cluster.Snapshot) {
 		if reason == "" {
 			reason, message = unrecorded(s, m, paced)
 		}
-		if withheld := func(a action.Action) bool { return withheldFor(m, a) > 0 }; reason == "" && !m.HoldsSlot && slices.ContainsFunc(paced.Start, withheld) {
+		if withheld := func(a action.Action) bool { return m.WithheldFor(a) > 0 }; reason == "" && !m.HoldsSlot && slices.ContainsFunc(paced.Start, withheld) {
 			m.Actions = append(m.Actions, paced.Start...) // withholdRepeats leaves them out, so the node takes no slot
 			continue
 		}

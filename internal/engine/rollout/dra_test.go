@@ -717,6 +717,25 @@ func TestAFightOverTheRecordOfRestartsKeepsNoNode(t *testing.T) {
 	}
 }
 
+// TestARestartThatIsDueLateIsWaitedFor: the controller is away until the time for verifying is over, just before it has the DRA driver restarted.
+func TestARestartThatIsDueLateIsWaitedFor(t *testing.T) {
+	for _, away := range []time.Duration{4 * time.Minute, 6 * time.Minute, time.Hour} {
+		g := NewWithT(t)
+		c, h := onDRA(mig(count("1g", 7)), evicting)
+		gone := false
+		for range 120 {
+			if d := c.during(time.Second, time.Second); !gone && len(h.devices()[0].State.Instances) == 7 && h.Annotations[v1alpha1.AnnotationSelected] != "" {
+				gone = true
+				c.tick(away)
+			} else if gone {
+				g.Expect(one(d).State).NotTo(Equal(node.Failed), "%s: %s", away, one(d).Message)
+			}
+		}
+		g.Expect(gone).To(BeTrue())
+		g.Expect(h.isKept()).To(BeFalse())
+	}
+}
+
 // TestARefusedRestartGivesNobodyWhatIsGone: the DRA driver is not restarted when a webhook refuses to record that once, or another controller undoes
 // that for ten minutes. A node that is left as it is is not looked at later.
 func TestARefusedRestartGivesNobodyWhatIsGone(t *testing.T) {

@@ -15,24 +15,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
 )
 
-// withheldFor is how long an action on a node has to wait, because it was repeated too often, or refused.
-func withheldFor(m *member, a action.Action) time.Duration {
-	return m.Snapshot.Repeats.Remaining(restamped(m.Node, a), m.Node.Created, m.Snapshot.Now)
-}
-
-// isFought reports whether an action waits because it was repeated too often. What was refused a moment ago is soon tried again.
-func isFought(m *member, a action.Action) bool {
-	return withheldFor(m, a) > 0 && m.Snapshot.Repeats.Refusal(restamped(m.Node, a)) == ""
-}
-
-func restamped(n *cluster.Node, a action.Action) action.Action {
-	spec := n.GPU.Spec
-	if n.BaselineLost { // the GPUNode lacks what is here from the copy
-		spec.Baseline = nil
-	}
-	return action.Restamped(a, n.Labels, n.Annotations, spec)
-}
-
 // withholdRepeats leaves out what was written too often, or refused a moment ago, and reports that.
 func withholdRepeats(m *member, s *cluster.Snapshot) {
 	var kept []action.Action
@@ -40,8 +22,8 @@ func withholdRepeats(m *member, s *cluster.Snapshot) {
 	var again time.Duration               // when the first held action may be carried out
 	policyTaints, startup := false, false // of a held action: changes taints for a policy, and takes the startup taint off
 	for _, a := range m.Actions {
-		remaining := withheldFor(m, a)
-		isRefused := s.Repeats.Refusal(restamped(m.Node, a)) != ""
+		remaining := m.WithheldFor(a)
+		isRefused := s.Repeats.Refusal(m.Restamped(a)) != ""
 		if isRefused {
 			refused = a
 		}
@@ -81,7 +63,7 @@ func withholdRepeats(m *member, s *cluster.Snapshot) {
 func refusedMessage(m *member, s *cluster.Snapshot, refused action.Action) string {
 	const mostOf, most = 80, 60 // characters of a write, and of the answer to it
 	return format.Beside(fmt.Sprintf("The API server refuses a write (%s): %s. It is tried again every minute; look for a webhook or admission policy",
-		format.Cut(action.Unstamped(refused).String(), mostOf), format.End(s.Repeats.Refusal(restamped(m.Node, refused)), most)), m.Message)
+		format.Cut(action.Unstamped(refused).String(), mostOf), format.End(s.Repeats.Refusal(m.Restamped(refused)), most)), m.Message)
 }
 
 // heldMessage tells of a write that waits until a time of day because it was made too often.

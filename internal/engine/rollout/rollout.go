@@ -129,7 +129,7 @@ func pace(s *cluster.Snapshot, g *Group) {
 	for _, nodes := range [][]*member{g.Members, g.Leaving, g.Unaffected} {
 		for _, m := range nodes {
 			first, in, is := node.LooksFirst(m.View, m.Actions)
-			if is && (node.Retained(m.Node.GPU.Spec) || !slices.ContainsFunc(first, func(a action.Action) bool { return isFought(m, a) })) { // what is retained is not looked at later
+			if is && (node.Retained(m.Node.GPU.Spec) || !slices.ContainsFunc(first, m.IsFought)) { // what is retained is not looked at later
 				m.Actions, m.CachedState, m.After = first, nil, timing.Sooner(m.After, in)
 			}
 			withholdRepeats(m, s)
@@ -164,14 +164,14 @@ func (d *Decision) require(s *cluster.Snapshot, all []*member) {
 func (d *Decision) add(m *member, nodes int) {
 	if !m.Unchanged {
 		if report, news := reportAction(m); news {
-			remaining := withheldFor(m, report)
+			remaining := m.WithheldFor(report)
 			if d.After = timing.Sooner(d.After, remaining); remaining == 0 {
 				d.Actions = append(d.Actions, report)
 			}
 		}
 	}
 	for _, a := range m.Actions {
-		d.Actions = append(d.Actions, restamped(m.Node, a))
+		d.Actions = append(d.Actions, m.Restamped(a))
 	}
 	d.After = timing.Sooner(d.After, m.After)
 	if !m.HasStatus() {
