@@ -124,6 +124,36 @@ func (c *run) hangEvent(random *rand.Rand) {
 	}
 }
 
+// lateDriverEvent lets the pod of NVIDIA's DRA driver on a node stay when it is told to end, which its process cannot while
+// a call to a GPU hangs. No other comes meanwhile. Something else is asked of the node, nothing any more, or what was asked before.
+func (c *run) lateDriverEvent(random *rand.Rand) {
+	h := c.onDRA(random)
+	if h == nil || c.seed < onDriver || !h.driverRuns() {
+		return
+	}
+	if h.stuck == nil {
+		h.stuck = map[string]bool{}
+	}
+	h.stuck[h.driver.uid] = true
+	c.tell("the driver's pod %s of %s will not end when it is told to", h.driver.uid, h.Name)
+	asked := c.Policies
+	switch random.IntN(3) {
+	case 0:
+		c.Policies = nil
+		c.tell("every policy is deleted")
+	case 1:
+		c.reshareEvent(random)
+	}
+	if c.rest(time.Hour, 150); c.Policies == nil {
+		c.createAgain(asked)
+		c.rest(time.Hour, 150)
+	}
+	if random.IntN(2) == 0 {
+		c.hangsNoMore(h)
+		c.tell("what hangs on %s ends", h.Name)
+	}
+}
+
 // createAgain creates policies that were deleted.
 func (c *run) createAgain(asked []v1alpha1.GPUSharingPolicy) {
 	if len(asked) == 0 {

@@ -127,6 +127,22 @@ func (c *run) opens(h *host, a action.Action) {
 	}
 }
 
+// remembers looks whether the record of the pods that must go before instances are seen names one that is gone, as the
+// controller knows: it would grow with every restart.
+func (c *run) remembers(h *host, a action.Action) {
+	patch, _ := a.(action.PatchNode)
+	record := patch.Annotations[v1alpha1.AnnotationInstances]
+	if record == nil {
+		return
+	}
+	_, uids, _ := strings.Cut(*record, "@")
+	for uid := range strings.SplitSeq(uids, ",") {
+		if uid != "" && !slices.ContainsFunc(c.cache.pods[h.Name].Pods, func(p cluster.Pod) bool { return p.UID == uid }) {
+			c.breaks("bounded", "what is recorded of node %s names pod %s, which is gone: %s", h.Name, uid, *record)
+		}
+	}
+}
+
 // empties reports whether a node is to be drained of all pods before its reboot, by the policy on whose behalf
 // something is done, or the last one that governed it.
 func (c *run) empties(h *host, by string) bool {

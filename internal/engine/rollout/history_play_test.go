@@ -312,6 +312,7 @@ func (c *run) carryOut(a action.Action) {
 		c.rebootsEmpty(h, a)
 	case action.PatchNode, action.Taint, action.Untaint, action.KeepTaints:
 		c.count["Node "+h.Name]++
+		c.remembers(h, a)
 	case action.KeepMPSOff, action.AllowMPS:
 		c.count["NodeFeature of "+h.Name]++
 	case action.WriteConfigs:

@@ -176,6 +176,27 @@ func (c *run) tenantEvent(random *rand.Rand) {
 	c.tell("pod %s of a tenant comes to %s: %s, controller: %s", name, h.Name, look, owner)
 }
 
+// watcherEvent lets a pod of a tenant's DaemonSet come to a node of NVIDIA's DRA driver that selects its node as DCGM or its exporter do, and
+// changes the GPUs there, for which those are restarted with the driver.
+func (c *run) watcherEvent(random *rand.Rand) {
+	h := c.onDRA(random)
+	if h == nil || c.seed < onDriver {
+		return
+	}
+	c.serial++
+	name, labels := fmt.Sprint("tenant-", c.serial), cluster.MonitorLabels()
+	c.kinds[name] = "cpu-tenant"
+	plain := tenantPod(name, owners()["a DaemonSet of the tenant"])
+	pod, label := plain.DeepCopy(), labels[random.IntN(len(labels))]
+	disguises()["nodeSelector "+label](pod)
+	h.Pods = slices.Insert(h.Pods, random.IntN(len(h.Pods)+1), cluster.PodOf(pod, c.programs()))
+	c.tenants[string(pod.UID)] = plain
+	c.tell("pod %s of a tenant comes to %s, which has %s", name, h.Name, label)
+	c.reshareEvent(random)
+	c.rest(20*time.Minute, 150)
+	c.impartial()
+}
+
 // guiseEvent lets pods of users come that have a GPU and select their node by a label of NVIDIA's, while a policy is
 // edited.
 func (c *run) guiseEvent(random *rand.Rand) {
