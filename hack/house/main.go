@@ -35,7 +35,7 @@ var bounds = []bound{
 	{"arrows between packages of internal", 150},
 	{"floors: packages of internal on the longest way down", 10},
 	{"lines of the longest function of internal", 60},
-	{"files of internal/engine on the way of one node", 39},
+	{"files of internal/engine on the way of one node", 40},
 	{"words of docs/architecture.md", 1950},
 	{"words of docs/dev", 15150},
 	{"words of docs for users, with architecture.md and without generated pages", 15000},

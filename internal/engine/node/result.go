@@ -125,22 +125,3 @@ func SplitAct(next NextAct) (Act, PacedAct) {
 	}
 	return nil, PacedAct{}
 }
-
-// WithheldFor is how long an action on the node has to wait, because it was repeated too often, or refused.
-func (v *View) WithheldFor(a action.Action) time.Duration {
-	return v.Snapshot.Repeats.Remaining(v.Restamped(a), v.Node.Created, v.Snapshot.Now)
-}
-
-// IsFought reports whether an action waits because it was repeated too often. What was refused a moment ago is soon tried again.
-func (v *View) IsFought(a action.Action) bool {
-	return v.WithheldFor(a) > 0 && v.Snapshot.Repeats.Refusal(v.Restamped(a)) == ""
-}
-
-// Restamped is action.Restamped of what the node has.
-func (v *View) Restamped(a action.Action) action.Action {
-	spec := v.Node.GPU.Spec
-	if v.Node.BaselineLost { // the GPUNode lacks what is here from the copy
-		spec.Baseline = nil
-	}
-	return action.Restamped(a, v.Node.Labels, v.Node.Annotations, spec)
-}
