@@ -85,7 +85,7 @@ func verifyAnew(v *View, patch action.PatchNode) {
 	}
 }
 
-// restartsLate has what offers the GPUs verified after a restart, once for each, that is due later than that: the controller was away, or others were in the way.
+// restartsLate has what offers the GPUs verified after a restart, once for each, that is due later than that: the controller was away, or others blocked it.
 func restartsLate(v *View, patch action.PatchNode) {
 	if !v.TargetIsLastGood() && verifyRemaining(v, time.Time{}) <= 0 {
 		verifyAnew(v, patch)

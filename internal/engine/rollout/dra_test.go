@@ -737,7 +737,7 @@ func TestARestartThatIsDueLateIsWaitedFor(t *testing.T) {
 }
 
 // TestARefusedRestartGivesNobodyWhatIsGone: the DRA driver is not restarted when a webhook refuses to record that once, or another controller undoes
-// that for ten minutes. A node that is left as it is is not looked at later.
+// that for ten minutes. A node that is retained is not looked at later.
 func TestARefusedRestartGivesNobodyWhatIsGone(t *testing.T) {
 	for _, fought := range []bool{false, true} {
 		g := NewWithT(t)

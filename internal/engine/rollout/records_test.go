@@ -273,8 +273,8 @@ func TestANodeWithoutItsGPUNodeHoldsWhatItHas(t *testing.T) {
 	}
 }
 
-// TestTheRecordOfInstancesIsOneWish, with or without who restarts first: a fight over it would restart the plugin sixty times an hour (15206).
-func TestTheRecordOfInstancesIsOneWish(t *testing.T) {
+// TestTheRecordOfInstancesIsOneValue, with or without who restarts first: a fight over it would restart the plugin sixty times an hour (15206).
+func TestTheRecordOfInstancesIsOneValue(t *testing.T) {
 	g := NewWithT(t)
 	var r action.Repeats
 	patch := action.PatchNode{Node: "a"}
