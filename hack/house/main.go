@@ -28,7 +28,7 @@ import (
 var bounds = []bound{
 	{"KB of Go in internal, without tests", 2312},
 	{"KB of Go in internal, cmd, api and hack, without tests", 2693},
-	{"KB of tests and of test", 4815},
+	{"KB of tests and of test", 4816},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
 	{"packages of internal", 40},

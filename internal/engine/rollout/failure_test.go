@@ -508,6 +508,23 @@ func TestAClusterWithoutPoliciesIsLeftAlone(t *testing.T) {
 	g.Expect(d).To(Equal(rollout.Decision{Policies: map[string]v1alpha1.GPUSharingPolicyStatus{}}))
 }
 
+// TestAControllerThatWasAwayRestartsThePluginOnceMore: the time for verifying is over, and it has not had the plugin restarted. That is tried once.
+func TestAControllerThatWasAwayRestartsThePluginOnceMore(t *testing.T) {
+	for _, helps := range []bool{true, false} {
+		g := NewWithT(t)
+		c, h := toMIG(evicting)
+		h.broken = func(cluster.Snapshot) bool { return true }
+		c.run(30)
+		g.Expect(h.devices()[0].State.MIG).To(BeTrue(), "the change has reached the GPUs")
+		c.tick(time.Hour)
+		if helps {
+			h.broken = nil
+		}
+		d := c.during(10*time.Minute, 10*time.Second)
+		g.Expect(d.Nodes[0].State).To(Equal(map[bool]node.State{true: node.UpToDate, false: node.Failed}[helps]), d.Nodes[0].Message)
+	}
+}
+
 // TestARollbackThatNeedsIdleGPUsGivesTheNodeBackMeanwhile: it keeps nobody off for longer than a drain may take, says
 // who blocks it, and goes on once nothing does.
 func TestARollbackThatNeedsIdleGPUsGivesTheNodeBackMeanwhile(t *testing.T) {
@@ -520,7 +537,7 @@ func TestARollbackThatNeedsIdleGPUsGivesTheNodeBackMeanwhile(t *testing.T) {
 	c.steps(8)
 	g.Expect(h.Taints).To(BeEmpty(), "nothing is advertised, so nobody is kept off")
 	c.hold(h, "quick", 0, h.devices()[0].State.Instances[0].ID)
-	c.tick(10 * time.Minute)
+	c.during(10*time.Minute, 30*time.Second)
 	d, _ := c.run(60)
 	g.Expect(d.Actions).To(BeEmpty())
 	g.Expect(h.Taints).To(BeEmpty())
