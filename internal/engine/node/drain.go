@@ -150,7 +150,7 @@ func draining(v *View, r Result) Result {
 		r.Message = message + "; the node takes pods again meanwhile, and goes back once nobody uses what must be changed"
 		return r
 	}
-	r.Next, r.After = withSlot(v, evictions...), remaining
+	r.Next, r.After = withSlot(v, evictions...), timing.Sooner(remaining, BusyFor(v)) // as in withSlot
 	for _, b := range v.Blockers {
 		if p := v.PodOf(b); len(stay) > 0 && p != nil && justCame(v, p) { // it may be evicted then
 			r.After = min(r.After, timing.ReportAfter-sinceCame(v, p))
