@@ -55,14 +55,15 @@ func awaitAdvertised(v *View) (Result, bool) {
 		r.Next = atOnce(removeTaints(v)...)
 		return r, true
 	}
+	if until := remaining - timing.VerifyTimeout/2; until > 0 {
+		r.After = until
+		return r, true
+	}
 	restarts, after := recordPluginRestart(v) // it may have read what another controller had written into the ConfigMap
 	if remaining <= 0 && (len(restarts) == 0 || slices.ContainsFunc(restarts, v.IsFought)) {
 		message := fmt.Sprintf("not advertised within %s: %s; %s", timing.VerifyTimeout, format.List(differences), cmp.Or(pluginTroubles(v),
 			strings.TrimPrefix(otherMPSRoot(v), "; "), "if the device plugin logs \"device plugin already connected\", restart the kubelet"))
 		return failChange(v, r, v1alpha1.ReasonNotAdvertised, message), true
-	}
-	if r.After = remaining - timing.VerifyTimeout/2; r.After > 0 {
-		return r, true
 	}
 	r.Next, r.After = atOnce(restarts...), timing.Sooner(remaining, after)
 	return r, true

@@ -511,6 +511,19 @@ func TestAChangeThatFails(t *testing.T) {
 	}
 }
 
+// makesLarge has the agent of a node at rest, monitored or not, make an instance for a pod that waits, and not report that yet.
+func (c *applied) makesLarge(h *host, monitors bool) {
+	if monitors {
+		h.monitored()
+	}
+	for range 30 {
+		c.step()
+	}
+	c.waits("7g.40gb", 0)
+	c.asks(h)
+	h.converge()
+}
+
 // TestTheDevicePluginThatStopsLastHasItsTime: where DCGM was stopped for the change half an hour ago, the device plugin that is stopped before the node takes
 // pods again has as long to end as where nothing was stopped before. What the kubelet publishes follows.
 func TestTheDevicePluginThatStopsLastHasItsTime(t *testing.T) {
@@ -518,15 +531,7 @@ func TestTheDevicePluginThatStopsLastHasItsTime(t *testing.T) {
 		t.Run(fmt.Sprint("monitored ", monitors), func(t *testing.T) {
 			c := largeOn(t, "n0")
 			h := c.hosts["n0"]
-			if monitors {
-				h.monitored()
-			}
-			for range 30 {
-				c.step()
-			}
-			c.waits("7g.40gb", 0)
-			c.asks(h)
-			h.converge()
+			c.makesLarge(h, monitors)
 			h.AgentReady, c.waiting = false, nil
 			c.version["n0"]++
 			for n := 0; n < 1000 && h.HasChangingTaint(); n++ {

@@ -363,15 +363,7 @@ func TestWhatInterruptsAChangeGivesNobodyWhatIsGone(t *testing.T) {
 						c.Policies[0].Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain
 						c.Policies[0].Generation++
 					}
-					if monitors {
-						h.monitored()
-					}
-					for range 30 {
-						c.step()
-					}
-					c.waits("7g.40gb", 0)
-					c.asks(h)
-					h.converge()
+					c.makesLarge(h, monitors)
 					h.lags, h.AgentReady = agent == "late", agent == "late"
 					c.waiting = nil
 					happens(c, h)
