@@ -221,15 +221,14 @@ func beside(have []Class, name, resource string) string {
 	return fmt.Sprintf("%d classes, %x", len(others), sum[:8])
 }
 
-// asWritten is a class of the operator's as it was written; known is false if another controller edited it.
+// asWritten is a class of the operator's as it was written, by its name: another controller may have edited the rest. known
+// is false if it serves another resource than that.
 func asWritten(c Class) (w Write, known bool) {
-	_, quoted, _ := strings.Cut(c.Selector, ".profile == '")
-	for _, w := range []Write{ForGPUs(), ForInstances(strings.TrimSuffix(quoted, "'"))} {
-		if w.Name == c.Name && w.Resource == c.Resource && w.Selector == c.Selector {
-			return w, true
-		}
+	if w = ForGPUs(); c.Name != w.Name {
+		size, attributes, _ := strings.Cut(strings.TrimPrefix(c.Name, classPrefix), "gb")
+		w = ForInstances(size + "gb" + strings.Replace(attributes, ".", "+", 1))
 	}
-	return Write{}, false
+	return w, w.Name == c.Name && w.Resource == c.Resource
 }
 
 // lacks reports whether a class of the operator's must be written: nothing serves its resource, or another controller

@@ -64,7 +64,7 @@ func TestWhichClassesMustExist(t *testing.T) {
 		return c
 	}
 	nobody := func(dra.Class) bool { return false }
-	write, whole := dra.ForInstances("1g.5gb"), dra.ForGPUs()
+	write, whole, media := dra.ForInstances("1g.5gb"), dra.ForGPUs(), dra.ForInstances("1g.10gb+me.all")
 	for name, c := range map[string]struct {
 		have   []dra.Class
 		want   []dra.Write
@@ -100,7 +100,12 @@ func TestWhichClassesMustExist(t *testing.T) {
 		},
 		"another's went, and nobody needs it": {have: []dra.Class{beside(own(write.Name, write.Resource), "a")}, remove: []string{write.Name}},
 		"a configuration beside another's": {
-			have: []dra.Class{{Name: write.Name, Resource: write.Resource, Own: true, Selector: "true", Configured: true}, {Name: "a", Resource: write.Resource}},
+			have:  []dra.Class{{Name: write.Name, Resource: write.Resource, Own: true, Selector: "true", Configured: true}, {Name: "a", Resource: write.Resource}},
+			write: []dra.Write{{Name: write.Name, Resource: write.Resource, Selector: write.Selector, Beside: "a"}},
+		},
+		"an edit, another's came, and nobody may need it": {
+			have:  []dra.Class{{Name: media.Name, Resource: media.Resource, Own: true, Selector: "true"}, {Name: "a", Resource: media.Resource}},
+			write: []dra.Write{{Name: media.Name, Resource: media.Resource, Selector: media.Selector, Beside: "a"}},
 		},
 		"a configuration, and the resource of another's": {
 			want: []dra.Write{write}, have: []dra.Class{{Name: write.Name, Resource: "b", Own: true, Configured: true}, {Name: "a", Resource: "b"}}, write: []dra.Write{write},
