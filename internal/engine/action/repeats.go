@@ -210,6 +210,12 @@ func (r *Repeats) Returns(a Action) bool {
 	return false
 }
 
+// Stops reports whether an action stops NVIDIA's operands on a node.
+func Stops(a Action) bool {
+	patch, is := a.(PatchNode)
+	return is && patch.Annotations[v1alpha1.AnnotationStopped] != nil
+}
+
 // RestoresScheduling reports whether an action lets a node take pods again, or starts NVIDIA's operands again.
 func RestoresScheduling(a Action) bool {
 	patch, patches := a.(PatchNode)

@@ -126,11 +126,14 @@ func (b *budget) spend(m *member) {
 	}
 }
 
-// countsAsUnavailable reports whether a node counts among those that are kept from their users. One whose slot has
-// expired counts until its scheduling is restored: the write that does that may fail, or come after the taint of the
-// node that gets the slot.
+// countsAsUnavailable reports whether a node counts among those that are kept from their users, or is protected in this very
+// step, which waits for no slot. One whose slot has expired counts until its scheduling is restored: the write that does
+// that may fail, or come after the taint of the node that gets the slot.
 func countsAsUnavailable(m *member) bool {
-	return m.MadeUnavailable() && (m.HoldsSlot || m.SlotExpired && slices.ContainsFunc(m.Actions, action.RestoresScheduling))
+	if !m.MadeUnavailable() {
+		return slices.ContainsFunc(m.Actions, action.Stops)
+	}
+	return m.HoldsSlot || m.SlotExpired && slices.ContainsFunc(m.Actions, action.RestoresScheduling)
 }
 
 func (b *budget) count(m *member) {

@@ -14,7 +14,10 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -491,4 +494,26 @@ func TestAStopOfOursUnderAnother(t *testing.T) {
 	h.Labels[pluginLabel], h.Labels[gfdLabel] = managerStopped, managerStopped
 	w.run(30)
 	h.leftNothing(g)
+}
+
+// TestANodeThatIsProtectedAfterAnUpgradeCounts: NVIDIA's device plugin is kept away until the agent has made its instances
+// again, which waits for no slot. In the same step no other node is taken from its users beyond the budget.
+func TestANodeThatIsProtectedAfterAnUpgradeCounts(t *testing.T) {
+	g := NewWithT(t)
+	w, upgraded := toMIG()
+	w.run(100)
+	other := w.add("b", sim.A100)
+	for w.reconcile(); other.GPU.Spec.PolicyName == ""; w.reconcile() { // its agent has the spec, and has not begun
+		w.tick(time.Second)
+	}
+	other.Taints = nil
+	delete(other.Annotations, v1alpha1.AnnotationStopped)
+	upgraded.Annotations[v1alpha1.AnnotationInterrupted] = timing.Stamp("maintenance", w.Now)
+	var off []string
+	for _, a := range rollout.Decide(w.world()).Actions {
+		if action.KeepsOff(a) || action.Stops(a) {
+			off = append(off, a.NodeName())
+		}
+	}
+	g.Expect(off).To(Equal([]string{"a"}))
 }
