@@ -22,8 +22,10 @@ import (
 // the operator anew without having restored anything.
 
 // etcdEvent makes a backup of etcd, lets policies be edited, and goes back to it: every object of the operator's is as it
-// was, with its UID and generation, and the machines are as they are. The controller may be another one then. What was
-// done to a GPU after the backup, and before anything was recorded of it, nobody can know: such a node stays.
+// was, with its UID and generation, and the machines are as they are. Every API server is stopped for that (Kubernetes,
+// Operating etcd clusters), for longer than a controller leads without one, so that another begins, which reads
+// everything anew. What was done to a GPU after the backup, and before anything was recorded of it, nobody can know:
+// such a node stays.
 func (c *run) etcdEvent(random *rand.Rand) {
 	if c.Plugin.Reason != "" {
 		return
@@ -57,6 +59,7 @@ func (c *run) etcdEvent(random *rand.Rand) {
 	}
 	c.CountAnew()
 	c.tell("etcd is restored from the backup")
+	c.lead()
 	if random.IntN(2) == 0 {
 		history.LeadAnew(c, random)
 	}

@@ -41,7 +41,7 @@ func (c *run) rewrites(node string, change func(*host) bool) bool {
 		return false
 	}
 	c.version[node]++
-	c.held(h)
+	c.marked(h)
 	return true
 }
 
@@ -263,7 +263,10 @@ func (c *run) standBackEvent(random *rand.Rand) {
 	if !c.Plugin.ClusterPolicy || c.Plugin.Reason != "" {
 		return
 	}
-	began := c.Now
+	failed := map[string]*v1alpha1.FailedChange{}
+	for _, h := range c.all() {
+		failed[h.Name] = h.GPU.Status.Rollout.Failed
+	}
 	c.tell("another controller keeps the ClusterPolicy as the chart writes it")
 	c.Plugin.Message = "another controller keeps the ClusterPolicy"
 	c.inForce(func() { c.rest(time.Duration(1+random.IntN(65))*time.Minute, 150) })
@@ -271,7 +274,7 @@ func (c *run) standBackEvent(random *rand.Rand) {
 	c.tell("and stops; the ClusterPolicy names our ConfigMap")
 	for _, h := range c.all() {
 		f := h.GPU.Status.Rollout.Failed
-		if f != nil && f.Reason == v1alpha1.ReasonNotAdvertised && f.Time.After(began) && !h.driver.serves {
+		if f != nil && f.Reason == v1alpha1.ReasonNotAdvertised && !reflect.DeepEqual(f, failed[h.Name]) && !h.driver.serves {
 			c.breaks("harmless", "the change of %s failed for the ClusterPolicy of another controller: %s", h.Name, f.Message)
 		}
 	}

@@ -440,7 +440,7 @@ func (c *run) repairs(h *host) {
 		delete(h.Labels, v1alpha1.LabelMIGConfigState)
 	}
 	c.version[h.Name]++
-	c.held(h)
+	c.marked(h)
 }
 
 func (c *run) Repair(h *host) {

@@ -110,8 +110,9 @@ type host struct {
 	manager
 	hardwareEvents
 	refusals
-	authored              map[string]string // labels as the operator has set them, where nobody else has since
-	ownWrote, othersWrote time.Time         // to the Node, by the API server's clock
+	authored map[string]string // labels as the operator has set them, where nobody else has since
+	ownWrote time.Time         // to the Node, by the API server's clock
+	marks    map[string]mark   // labels of others that say that somebody works there
 
 	upgrade upgrade
 	late    bool                // the agent reports a moment later what it does
@@ -164,7 +165,7 @@ func (c *site) add(name string, models ...sim.Model) *host {
 	}
 	h := &host{
 		hardware: sim.On(n), daemons: map[string]plan.Daemon{}, features: features{merged: map[string]bool{}},
-		dcgm: map[string][]string{}, authored: map[string]string{},
+		dcgm: map[string][]string{}, authored: map[string]string{}, marks: map[string]mark{},
 	}
 	h.Node = &cluster.Node{
 		Name: name, AgentReady: true, Allocatable: map[string]int64{}, Annotations: map[string]string{},
@@ -422,9 +423,15 @@ func (c *site) sync(h *host, a action.TriggerSync) {
 	}
 }
 
-// held notes that another controller has written to a Node.
+// mark is a label's value, and when who set it last wrote to the Node.
+type mark struct {
+	value string
+	wrote time.Time
+}
+
+// held notes that one of NVIDIA's programs has written to a Node, of which they are one author.
 func (c *site) held(h *host) {
-	h.othersWrote = c.Now
+	clear(h.marks)
 	c.marked(h)
 }
 
@@ -440,20 +447,28 @@ func (c *site) marked(h *host) {
 	h.MarkedAtWorkSince = time.Time{}
 	_, stopped := cluster.Stopped(h.Annotations)
 	for name, value := range h.Labels {
-		works := name == "nvidia.com/mig.config.state" && value == "pending" || name == upgradeLabel && value != "upgrade-done" ||
-			strings.HasPrefix(name, "nvidia.com/gpu.deploy.") && value != "true" && value != "false"
-		wrote := h.othersWrote
-		if own := h.authored[name] == value; own && !stopped.IsZero() {
-			wrote = stopped
-		} else if own {
-			wrote = h.ownWrote
-		} else {
+		works := name == "nvidia.com/mig.config.state" && value == "pending" || name == upgradeLabel && value != "" && value != "upgrade-done" ||
+			strings.HasPrefix(name, "nvidia.com/gpu.deploy.") && !slices.Contains([]string{"", "true", "false"}, value)
+		set, own := h.authored[name]
+		if own = own && set == value; !own {
 			delete(h.authored, name)
+		}
+		if !works || own {
+			delete(h.marks, name)
+		} else if h.marks[name].value != value {
+			h.marks[name] = mark{value, c.Now}
+		}
+		wrote := h.marks[name].wrote
+		if own && stopped.IsZero() {
+			wrote = h.ownWrote
+		} else if own {
+			wrote = stopped
 		}
 		if works {
 			h.MarkedAtWorkSince = timing.Latest(h.MarkedAtWorkSince, wrote)
 		}
 	}
+	maps.DeleteFunc(h.marks, func(name string, m mark) bool { return h.Labels[name] != m.value })
 }
 
 // deletePod ends a pod of one of NVIDIA's DaemonSets, with what runs in it.
