@@ -112,7 +112,7 @@ type host struct {
 	refusals
 	authored map[string]string // labels as the operator has set them, where nobody else has since
 	ownWrote time.Time         // to the Node, by the API server's clock
-	marks    map[string]mark   // labels of others that say that somebody works there
+	marks    map[string]mark   // labels of others that say that a controller works there
 
 	upgrade upgrade
 	late    bool                // the agent reports a moment later what it does
