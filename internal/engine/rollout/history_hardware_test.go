@@ -68,8 +68,9 @@ func (c *site) returns(h *host) {
 	h.theirs = nil
 	clear(h.daemons)
 	h.booted = true
+	back := h.back()
 	h.boot()
-	h.reborn()
+	h.reborn(back...)
 	for uid := range h.dcgm {
 		h.dcgm[uid] = append([]string{}, h.instances()...)
 	}
@@ -126,13 +127,14 @@ func (h *host) remember() {
 }
 
 // reborn notes how GPUs are that another controller, or a boot, has changed while the operator had no part in them: it
-// has recorded no baseline of the node, or none of the GPU, which its policy does not select.
-func (h *host) reborn() {
+// has recorded no baseline of the node, or none of the GPU, which its policy does not select. back are GPUs that it has
+// given back.
+func (h *host) reborn(back ...string) {
 	baseline := h.GPU.Spec.Baseline
 	for _, d := range h.devices() {
 		recorded := baseline != nil && (h.changedByUs(d.UUID) ||
 			slices.ContainsFunc(baseline.Devices, func(b v1alpha1.DeviceSpec) bool { return b.UUID == d.UUID }))
-		if is := bornAs(d); !recorded && !is.equal(h.born[d.UUID]) {
+		if is := bornAs(d); (!recorded || slices.Contains(back, d.UUID)) && !is.equal(h.born[d.UUID]) {
 			is.before = new(h.born[d.UUID])
 			h.born[d.UUID] = is
 		}
@@ -140,6 +142,17 @@ func (h *host) reborn() {
 	if baseline == nil && h.copied().GPU.Spec.Numbering == nil {
 		h.countsAnew()
 	}
+}
+
+// back are the GPUs that are as they came, on a node without a policy that takes pods again: the controller forgets it
+// next, by what the agent has reported, and learns of a boot later.
+func (h *host) back() (uuids []string) {
+	for _, d := range h.devices() {
+		if h.GPU.Spec.PolicyName == "" && !h.isKept() && bornAs(d).equal(h.born[d.UUID]) {
+			uuids = append(uuids, d.UUID)
+		}
+	}
+	return uuids
 }
 
 // countsAnew takes the present indexes of the GPUs for their places, as who writes indexes into a policy does.
