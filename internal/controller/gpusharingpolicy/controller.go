@@ -63,6 +63,7 @@ type Options struct {
 type Controller struct {
 	client            client.Client
 	metrics           *metrics
+	leadsSince        time.Time // when the first reconcile began
 	barrier           *cacheBarrier
 	changes           changes                  // since the last reconcile
 	store             nodeStore                // of the nodes, from the last reconcile

@@ -48,6 +48,10 @@ func (c *Controller) gather(ctx context.Context) (*seen, error) {
 	}
 	s.plugin = plugin
 	s.snapshot.Now, s.snapshot.Plugin, s.snapshot.Configs, s.snapshot.ConfigsCopy = c.Clock.Now(), plugin.DevicePlugin, plugin.Applied, plugin.Copied
+	if c.leadsSince.IsZero() {
+		c.leadsSince = s.snapshot.Now
+	}
+	s.snapshot.LeadsSince = c.leadsSince
 	if s.snapshot.NodePools, err = c.gatherNodePools(ctx); err != nil {
 		return nil, err
 	}

@@ -24,6 +24,8 @@ import (
 type Snapshot struct {
 	// Now is the time of the reconcile.
 	Now time.Time
+	// LeadsSince is when the controller began to lead; zero in a preview.
+	LeadsSince time.Time
 	// Plugin is how NVIDIA's device plugin is installed and whether it reads our ConfigMap.
 	Plugin DevicePlugin
 	// Configs is the content of our ConfigMap: those keys that our field manager owns. Nil when there is none yet.

@@ -90,7 +90,7 @@ func applying(v *View) Result {
 	if !limited {
 		return r
 	}
-	if remaining <= 0 {
+	if remaining = v.OrGrace(remaining); remaining <= 0 {
 		return failChange(v, r, late, agentMessage(v, fmt.Sprintf("the GPUs did not match the desired state within %s", timeout))+help)
 	}
 	r.Next, r.After = atOnce(syncAhead(v)...), remaining
@@ -108,9 +108,14 @@ func timeRemaining(v *View) (remaining, timeout time.Duration, limited bool) {
 	if v.TargetIsLastGood() || v.FallsBack {
 		since = timing.Latest(since, unavailableSince(v))
 	}
-	timeout = timing.ApplyTimeout
-	if _, waits := whyNotRebooted(v); !waits && rebootPermitted(v) {
-		timeout = timing.RebootTimeout
-	}
+	timeout = AgentTimeout(v)
 	return since.Add(timeout).Sub(v.Snapshot.Now), timeout, true
+}
+
+// AgentTimeout is how long the agent may take for what it was asked.
+func AgentTimeout(v *View) time.Duration {
+	if _, waits := whyNotRebooted(v); !waits && rebootPermitted(v) {
+		return timing.RebootTimeout
+	}
+	return timing.ApplyTimeout
 }

@@ -192,7 +192,7 @@ func DrainRemaining(v *View) time.Duration {
 	if c, found := condition.Find(v.Node.GPU.Status.Conditions, v1alpha1.ConditionRebootRequired); found && OnlyRebootLeft(v) && !fromFuture(v, c.LastTransitionTime.Time) {
 		since = timing.Latest(since, c.LastTransitionTime.Time) // only then the other GPUs have to be idle too
 	}
-	return since.Add(v.DrainTimeout()).Sub(v.Snapshot.Now)
+	return v.OrGrace(since.Add(v.DrainTimeout()).Sub(v.Snapshot.Now))
 }
 
 // DrainingSince is when the time for draining began; zero if it has not, or if that is not recorded.

@@ -346,7 +346,7 @@ func mirrorManager(v *View, r Result, name string, since time.Time) Result {
 	default:
 		r.Message = fmt.Sprintf("NVIDIA's mig-manager applies %s (%s)", name, managerState(v))
 	}
-	r.After = since.Add(timeout).Sub(v.Snapshot.Now)
+	r.After = v.OrGrace(since.Add(timeout).Sub(v.Snapshot.Now))
 	if r.After <= 0 {
 		return failManager(v, r, v1alpha1.ReasonMIGManagerFailed, fmt.Sprintf("NVIDIA's mig-manager did not apply %s within %s "+
 			"(%s); it may have left NVIDIA's operands stopped; its log says more: %s", name, timeout, managerState(v), managerLogs(v)))

@@ -118,7 +118,7 @@ func unofferedResources(v *View) []string {
 // publishingOverdue lets a change fail that is not published in time, unless the driver is restarted now. What was published
 // before is waited for, and no longer under our taint, also where a restart is withheld because it was repeated too often.
 func publishingOverdue(v *View, r Result, restarts []action.Action) Result {
-	remaining := verifyRemaining(v, time.Time{})
+	remaining := v.OrGrace(verifyRemaining(v, time.Time{}))
 	if v.TargetIsLastGood() || v.FallsBack {
 		if len(restarts) == 0 {
 			r.State, r.Reason = Degraded, v1alpha1.ReasonNotPublished

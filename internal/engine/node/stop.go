@@ -57,7 +57,7 @@ func stopping(v *View, r Result, targetInSpec bool) Result {
 		return r
 	}
 	remaining, timeout := stopRemaining(v, targetInSpec)
-	if remaining > 0 {
+	if remaining = v.OrGrace(remaining); remaining > 0 {
 		r.After = timing.Sooner(r.After, remaining)
 		return r
 	}

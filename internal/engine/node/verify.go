@@ -36,7 +36,7 @@ func awaitAdvertised(v *View) (Result, bool) {
 		}
 		return r, true
 	}
-	remaining := verifyRemaining(v, v.Snapshot.Plugin.Overruled) // after another controller was overruled NVIDIA's programs start anew
+	remaining := v.OrGrace(verifyRemaining(v, v.Snapshot.Plugin.Overruled)) // after another controller was overruled NVIDIA's programs start anew
 	if v.TargetIsLastGood() {
 		r.State, r.Reason = Degraded, v1alpha1.ReasonNotAdvertised
 		r.Message += cmp.Or(readsOther(v), unhealthyDevices(v), otherMPSRoot(v), "; look at the pods of NVIDIA's device plugin on the node")

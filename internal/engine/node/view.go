@@ -374,6 +374,15 @@ func MustStayUntainted(v *View) bool {
 	return !v.ByClaims() && cluster.IsUninitialized(v.Node)
 }
 
+// OrGrace is what remains until a deadline, or what is left of timing.LeadTimeout if that is more.
+func (v *View) OrGrace(remaining time.Duration) time.Duration {
+	led := v.Snapshot.Now.Sub(v.Snapshot.LeadsSince)
+	if led < 0 || led >= timing.LeadTimeout { // below zero the clock was set back
+		return remaining
+	}
+	return max(remaining, timing.LeadTimeout-led)
+}
+
 // WithheldFor is how long an action on the node has to wait, because it was repeated too often, or refused.
 func (v *View) WithheldFor(a action.Action) time.Duration {
 	return v.Snapshot.Repeats.Remaining(v.Restamped(a), v.Node.Created, v.Snapshot.Now)

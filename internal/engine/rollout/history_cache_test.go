@@ -50,6 +50,7 @@ type cached struct {
 
 // lead lets a new controller lead, which waits until its cache shows what the last one wrote.
 func (c *run) lead() {
+	c.LeadsSince = c.controllersNow()
 	c.cache = cached{
 		nodes: map[string]cluster.Node{}, gpus: map[string]v1alpha1.GPUNode{}, pods: map[string]cluster.Node{},
 		features: map[string]cluster.NodeFeatures{}, version: map[string]int{}, forgets: c.cache.forgets,

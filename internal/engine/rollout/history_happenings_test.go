@@ -31,6 +31,7 @@ func lateHappenings() history.Happenings[*run] {
 		"flaps":        (*run).flapsEvent,
 		"jobs":         (*run).jobsEvent,
 		"late-anew":    (*run).anewEvent,
+		"late-away":    (*run).awayEvent,
 		"late-brief":   (*run).briefEvent,
 		"late-clock":   (*run).clockEvent,
 		"late-daily":   (*run).dailyEvent,

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -201,8 +202,8 @@ func (c *run) clockEvent(random *rand.Rand) {
 // jumpEvent lets a controller lead whose clock is ahead, as that of a machine after a boot may be, while policies are
 // edited, and then one whose clock is right: all that the first has stamped lies in the future.
 func (c *run) jumpEvent(random *rand.Rand) {
-	history.LeadAnew(c, random)
 	c.ahead = []time.Duration{10 * time.Minute, time.Hour, 13 * time.Hour, 400 * 24 * time.Hour}[random.IntN(4)]
+	history.LeadAnew(c, random)
 	c.tell("the controller's clock is ahead by %s", c.ahead)
 	for range 1 + random.IntN(2) {
 		history.Edit(c, random)
@@ -211,6 +212,34 @@ func (c *run) jumpEvent(random *rand.Rand) {
 	c.ahead = 0
 	history.LeadAnew(c, random)
 	c.tell("the controller's clock is right")
+}
+
+// awayEvent has no controller lead for longer than a deadline, as through an upgrade of the control plane, in the middle
+// of what an edit begins. Agents, NVIDIA's programs and pods go on. Nothing fails by a deadline that passed meanwhile.
+func (c *run) awayEvent(random *rand.Rand) {
+	history.Edit(c, random)
+	c.reconciles(random.IntN(12))
+	away := history.Pick(random, 6*time.Minute, 11*time.Minute, 20*time.Minute, 50*time.Minute)
+	c.tell("no controller leads for %s", away)
+	for range 20 {
+		c.tick(away / 20)
+		c.harmless()
+	}
+	history.LeadAnew(c, random)
+	c.begin()
+	failed := map[string]*v1alpha1.FailedChange{}
+	for _, h := range c.all() {
+		failed[h.Name] = h.GPU.Status.Rollout.Failed
+	}
+	for began := c.Now; c.broken == "" && c.Now.Sub(began) < timing.LeadTimeout-10*time.Second; c.reconciles(1) {
+		for _, h := range c.all() {
+			f := h.GPU.Status.Rollout.Failed
+			overdue := []string{v1alpha1.ReasonNotAdvertised, v1alpha1.ReasonNotPublished, v1alpha1.ReasonApplyTimedOut, v1alpha1.ReasonDrainTimedOut, v1alpha1.ReasonOperandsNotEnding}
+			if f != nil && !reflect.DeepEqual(f, failed[h.Name]) && slices.Contains(overdue, f.Reason) {
+				c.breaks("harmless", "the change of %s failed by a deadline that passed while no controller led: %s", h.Name, f.Message)
+			}
+		}
+	}
 }
 
 // lateMonitorEvent lets a monitor come that no DaemonSet controls: another one would not come at once in its place. Its

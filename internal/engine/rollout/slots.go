@@ -60,7 +60,11 @@ const mostTaken = timing.RebootTimeout + 2*(timing.StopTimeout+timing.ApplyTimeo
 // slotDeadline is the deadline of the slot. It counts from the last stage that the controller has recorded, and begins
 // anew with each. Whatever begins steps anew, it is no later than mostTaken.
 func slotDeadline(m *member) time.Time {
-	until := stageDeadline(m.View, pastDrain(m))
+	timeout := slotTimeout
+	if m.State == node.Unknown && m.InFlight() && !node.WasInterrupted(m.View) {
+		timeout = node.AgentTimeout(m.View) // it is lost by then, and has that time anew once it is back
+	}
+	until := timing.Latest(stageDeadline(m.View, timeout, pastDrain(m)), m.Snapshot.Now.Add(m.OrGrace(0)))
 	if t := m.Taint(); t != nil && t.TimeAdded != nil {
 		if most := t.TimeAdded.Add(m.DrainTimeout() + mostTaken); most.Before(until) {
 			return most
@@ -79,8 +83,8 @@ func pastDrain(m *member) bool {
 	return slices.Contains([]node.State{node.Applying, node.Selecting, node.Verifying, node.Finishing, node.Degraded, node.UpToDate}, state)
 }
 
-// stageDeadline is the deadline of the stage that a change has come to.
-func stageDeadline(v *node.View, pastDrain bool) time.Time {
+// stageDeadline is the deadline of the stage that a change has come to, which may take timeout.
+func stageDeadline(v *node.View, timeout time.Duration, pastDrain bool) time.Time {
 	if at, was := node.InterruptedAt(v); was {
 		return at.Add(timing.MaintenanceTimeout)
 	}
@@ -94,7 +98,7 @@ func stageDeadline(v *node.View, pastDrain bool) time.Time {
 	if at, asked := node.ManagerRequestedSince(v, v.Node.Labels[v1alpha1.LabelMIGConfig]); asked {
 		last = timing.Latest(last, at)
 	}
-	until := last.Add(slotTimeout)
+	until := last.Add(timeout)
 	if since := node.DrainingSince(v); !since.IsZero() { // without its time, as another controller may write it, nothing would end the drain
 		const stops = timing.StopTimeout + time.Minute
 		ends := v.Snapshot.Now.Add(node.DrainRemaining(v) + stops)
