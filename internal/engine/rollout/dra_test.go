@@ -717,6 +717,30 @@ func TestAFightOverTheRecordOfRestartsKeepsNoNode(t *testing.T) {
 	}
 }
 
+// TestANodeThatCannotBeWrittenIsNotKeptForEver: from the middle of a change on, an admission policy of the platform team refuses every write of the
+// Node, and takes those of all other objects, such as the DeviceTaintRule that keeps pods off its GPUs.
+func TestANodeThatCannotBeWrittenIsNotKeptForEver(t *testing.T) {
+	g := NewWithT(t)
+	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c.Repeats = &action.Repeats{}
+	for range 24 * 360 {
+		d := c.memory.decide(c.world())
+		for _, a := range d.Actions {
+			if _, is := a.(action.PatchNode); is && len(h.devices()[0].State.Instances) > 0 {
+				c.Repeats.Refuse(a, "admission webhook denied the request", c.Now)
+				continue
+			}
+			c.do(a)
+			c.Repeats.Note(a, c.Now)
+		}
+		for i := range c.Policies {
+			c.Policies[i].Status = d.Policies[c.Policies[i].Name]
+		}
+		c.tick(10 * time.Second)
+	}
+	g.Expect(h.isKept()).To(BeFalse(), "after a day: %s", h.waits())
+}
+
 // TestARestartThatIsDueLateIsWaitedFor: the controller is away until the time for verifying is over, just before it has the DRA driver restarted.
 func TestARestartThatIsDueLateIsWaitedFor(t *testing.T) {
 	for _, away := range []time.Duration{4 * time.Minute, 6 * time.Minute, time.Hour} {

@@ -129,7 +129,9 @@ func pace(s *cluster.Snapshot, g *Group) {
 	for _, nodes := range [][]*member{g.Members, g.Leaving, g.Unaffected} {
 		for _, m := range nodes {
 			first, in, is := node.LooksFirst(m.View, m.Actions)
-			if is && (node.Retained(m.Node.GPU.Spec) || !slices.ContainsFunc(first, m.IsFought)) { // what is retained is not looked at later
+			most, taken := takenUntil(m)
+			retained := node.Retained(m.Node.GPU.Spec) // what is retained is not looked at later
+			if is && (retained || !slices.ContainsFunc(first, m.IsFought)) && (!taken || most.After(s.Now)) {
 				m.Actions, m.CachedState, m.After = first, nil, timing.Sooner(m.After, in)
 			}
 			withholdRepeats(m, s)

@@ -65,12 +65,19 @@ func slotDeadline(m *member) time.Time {
 		timeout = node.AgentTimeout(m.View) // it is lost by then, and has that time anew once it is back
 	}
 	until := timing.Latest(stageDeadline(m.View, timeout, pastDrain(m)), m.Snapshot.Now.Add(m.OrGrace(0)))
-	if t := m.Taint(); t != nil && t.TimeAdded != nil {
-		if most := t.TimeAdded.Add(m.DrainTimeout() + mostTaken); most.Before(until) {
-			return most
-		}
+	if most, taken := takenUntil(m); taken && most.Before(until) {
+		return most
 	}
 	return until
+}
+
+// takenUntil is until when a node may be kept from its users at most; taken is false if it is not, or since when is not known.
+func takenUntil(m *member) (most time.Time, taken bool) {
+	t := m.Taint()
+	if t == nil || t.TimeAdded == nil {
+		return time.Time{}, false
+	}
+	return t.TimeAdded.Add(m.DrainTimeout() + mostTaken), true
 }
 
 // pastDrain reports whether the change of a node has come to its GPUs, so that the time for draining is no longer its
