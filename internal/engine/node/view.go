@@ -374,13 +374,14 @@ func MustStayUntainted(v *View) bool {
 	return !v.ByClaims() && cluster.IsUninitialized(v.Node)
 }
 
-// OrGrace is what remains until a deadline, or what is left of timing.LeadTimeout if that is more.
+// OrGrace is what remains until a deadline, or what is left of timing.Grace if that is more.
 func (v *View) OrGrace(remaining time.Duration) time.Duration {
-	led := v.Snapshot.Now.Sub(v.Snapshot.LeadsSince)
-	if led < 0 || led >= timing.LeadTimeout { // below zero the clock was set back
-		return remaining
+	for _, began := range []time.Time{v.Snapshot.LeadsSince, v.Node.AgentSince} {
+		if left := began.Add(timing.Grace).Sub(v.Snapshot.Now); left > 0 && left <= timing.Grace { // more: the clock was set back
+			remaining = max(remaining, left)
+		}
 	}
-	return max(remaining, timing.LeadTimeout-led)
+	return remaining
 }
 
 // WithheldFor is how long an action on the node has to wait, because it was repeated too often, or refused.

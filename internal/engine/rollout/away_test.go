@@ -180,3 +180,32 @@ func TestAnAgentThatWasLostHasItsTimeHoweverLongItWasLost(t *testing.T) {
 		}
 	}
 }
+
+// TestAMachineThatGoesOffWhileItIsVerifiedHasItsTime: it goes off just after its config was selected, and its pods start when it is back, the agent a
+// moment before the device plugin. The controller sees all of that.
+func TestAMachineThatGoesOffWhileItIsVerifiedHasItsTime(t *testing.T) {
+	for _, away := range []time.Duration{4 * time.Minute, 7 * time.Minute, 20 * time.Minute, 40 * time.Minute} {
+		t.Run(away.String(), func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(evicting)
+			for i := 0; h.Annotations[v1alpha1.AnnotationSelected] == ""; i++ {
+				g.Expect(i).To(BeNumerically("<", 60))
+				c.tick(time.Second)
+				c.reconcile()
+			}
+			c.daemonSets(h) // the pod is made, and has not started yet
+			h.off, h.AgentReady, h.plugin.running = true, false, false
+			c.offerNothing(h)
+			c.during(away, 5*time.Second)
+			h.AgentReady, h.AgentSince = true, c.Now
+			for i := range 600 {
+				for _, n := range c.reconcile().Nodes {
+					g.Expect(n.State).NotTo(Equal(node.Failed), "%d s after it is back: %s", i, n.Message)
+				}
+				h.off = i < 3 // NVIDIA's programs take a moment to start
+				c.tick(time.Second)
+			}
+			g.Expect(c.ready()).To(Equal(1))
+		})
+	}
+}

@@ -231,7 +231,7 @@ func (c *run) awayEvent(random *rand.Rand) {
 	for _, h := range c.all() {
 		failed[h.Name] = h.GPU.Status.Rollout.Failed
 	}
-	for began := c.Now; c.broken == "" && c.Now.Sub(began) < timing.LeadTimeout-10*time.Second; c.reconciles(1) {
+	for began := c.Now; c.broken == "" && c.Now.Sub(began) < timing.Grace-10*time.Second; c.reconciles(1) {
 		for _, h := range c.all() {
 			f := h.GPU.Status.Rollout.Failed
 			overdue := []string{v1alpha1.ReasonNotAdvertised, v1alpha1.ReasonNotPublished, v1alpha1.ReasonApplyTimedOut, v1alpha1.ReasonDrainTimedOut, v1alpha1.ReasonOperandsNotEnding}

@@ -110,9 +110,9 @@ func Latest(a, b time.Time) time.Time {
 // the driver takes up to 20 minutes.
 const MaintenanceTimeout = 30 * time.Minute
 
-// LeadTimeout is how long a controller that begins to lead takes no deadline for missed: what passed it while none led may
-// have come to its end unseen, or starts once it is told to.
-const LeadTimeout = 2 * time.Minute
+// Grace is how long no deadline counts as missed since a controller began to lead, or the machine's agent came back: what
+// passed it meanwhile may have come to its end unseen, or starts just now.
+const Grace = 2 * time.Minute
 
 // NodeFeatureTimeout is how long NFD may take to change the label nvidia.com/mps.capable. It acts once per second.
 const NodeFeatureTimeout = 30 * time.Second
