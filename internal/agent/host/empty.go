@@ -41,7 +41,7 @@ func Clear(folder string) error {
 func trimmed(tooMany bool) (stays func(fs.FileInfo) bool) {
 	return func(info fs.FileInfo) bool {
 		special := info.Mode()&(fs.ModeSocket|fs.ModeNamedPipe) != 0
-		return special || info.Mode().IsRegular() && info.Size() <= smallFile && !tooMany
+		return special || info.Mode().IsRegular() && taken(info) <= smallFile && !tooMany
 	}
 }
 

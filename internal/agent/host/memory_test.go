@@ -226,6 +226,19 @@ func TestAProcessIsReadAgainOnceOthersDoNotKeepTheirMemory(t *testing.T) {
 	g.Eventually(func() map[string]string { return proc.Environment(1) }).Should(Equal(map[string]string{"A": "B"}))
 }
 
+// TestProcessesThatAnswerLateAreWaitedForTogether: a tenant may have many.
+func TestProcessesThatAnswerLateAreWaitedForTogether(t *testing.T) {
+	g := NewWithT(t)
+	dir := t.TempDir()
+	proc, began := host.NewProc(openRoot(t, dir)), time.Now()
+	for pid := 2; pid < 2+14; pid++ {
+		g.Expect(os.Mkdir(filepath.Join(dir, strconv.Itoa(pid)), 0o700)).To(Succeed())
+		g.Expect(unix.Mkfifo(filepath.Join(dir, strconv.Itoa(pid), "environ"), 0o600)).To(Succeed())
+		g.Expect(proc.Environment(pid)).To(BeEmpty())
+	}
+	g.Expect(time.Since(began)).To(And(BeNumerically(">", 4*time.Second), BeNumerically("<", 9*time.Second)))
+}
+
 // TestAProcessHasOneNameForAllWhoAsk at the same time: comm ends after 15 characters.
 func TestAProcessHasOneNameForAllWhoAsk(t *testing.T) {
 	proc := newProc(t, map[string]string{"7/cmdline": "/opt/nvidia-cuda-mps-server\x00", "7/comm": "nvidia-cuda-mps\n"})

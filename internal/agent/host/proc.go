@@ -27,6 +27,7 @@ type Proc struct {
 	closing atomic.Int32 // descriptors of other processes that are being closed
 	waiting atomic.Int32 // for processes
 	waits   sync.Map     // for which: *looking by name of a file
+	patience
 }
 
 // NewProc reads the proc file system under root, such as /proc.
@@ -37,7 +38,7 @@ func NewProc(root *os.Root) *Proc { return &Proc{root: root} }
 const (
 	maxCommand     = 64 << 10
 	maxEnvironment = 1 << 20
-	maxStatus      = 64 << 10
+	maxStatus      = 1 << 20 // the kernel lists up to 65536 groups before what matters
 )
 
 // read reads a file below /proc, no further than that.
@@ -52,6 +53,31 @@ func (p *Proc) read(name string, most int64) ([]byte, error) {
 
 // How long a process in a container is waited for, and how many at a time.
 const processTimeout, maxWaiting = time.Second, 16
+
+// How long processes in containers are waited for together: a tenant may have many that answer late. It comes back in half
+// a minute. One that is not at fault answers within leastPatience.
+const mostPatience, comesBack, leastPatience = 5 * time.Second, 6, 10 * time.Millisecond
+
+// patience is what is left of that.
+type patience struct {
+	mutex sync.Mutex
+	spent time.Duration
+	at    time.Time
+}
+
+// left is how long one process is waited for now.
+func (p *patience) left(now time.Time) time.Duration {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.spent, p.at = max(p.spent-now.Sub(p.at)/comesBack, 0), now
+	return max(min(processTimeout, mostPatience-p.spent), leastPatience)
+}
+
+func (p *patience) spend(d time.Duration) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.spent += d
+}
 
 // errWaits says that the kernel does not tell about a process, because the process keeps a lock.
 var errWaits = errors.New("the process does not let itself be looked at")
@@ -73,12 +99,14 @@ type looking struct {
 //
 // The goroutine that waits there is left behind, and the same is not looked at again meanwhile.
 func (p *Proc) look(at string, how func() ([]byte, error)) ([]byte, error) {
-	l := &looking{until: time.Now().Add(processTimeout), done: make(chan struct{})} //nolint:forbidigo // as below
+	began := time.Now() //nolint:forbidigo // as below
+	l := &looking{until: began.Add(p.left(began)), done: make(chan struct{})}
 	if other, looks := p.waits.LoadOrStore(at, l); looks {
 		l = other.(*looking) //nolint:forcetypeassert // nothing else is stored
 	} else {
 		go p.finish(l, at, how)
 	}
+	defer func() { p.spend(time.Since(began)) }() //nolint:forbidigo // as below
 	select {
 	case <-l.done:
 		return l.seen, l.err
@@ -111,7 +139,7 @@ func (p *Proc) readMemory(dir, name string, most int64) ([]byte, error) {
 func (p *Proc) status(dir, field string) string {
 	status, _ := p.read(path.Join(dir, "status"), maxStatus)
 	for line := range strings.Lines(string(status)) {
-		if value, is := strings.CutPrefix(line, field+":"); is {
+		if value, is := strings.CutPrefix(line, field+":"); is && strings.HasSuffix(line, "\n") { // a line that is cut says something else
 			return strings.TrimSpace(value)
 		}
 	}

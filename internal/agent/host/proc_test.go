@@ -151,3 +151,19 @@ func openRoot(t *testing.T, folder string) *os.Root {
 	t.Cleanup(func() { _ = root.Close() })
 	return root
 }
+
+// TestACutStatusSaysNothing: the kernel lists the groups of a process, as many as 65536, before NSpid and CapEff.
+func TestACutStatusSaysNothing(t *testing.T) {
+	const server = "nvidia-cuda-mps-server"
+	for _, at := range []int{64 << 10, 1 << 20} {
+		g := NewWithT(t)
+		cut := func(visible, hidden string) string {
+			return "Groups:\t" + strings.Repeat("1", at-len("Groups:\t\n")-len(visible)) + "\n" + visible + hidden + "\n"
+		}
+		proc := procOf(t, map[string]string{
+			"7/status": cut("CapEff:\t00000000a80425", "fb"), "8/status": cut("NSpid:\t8", "\t1"), "8/cmdline": server + "\x00",
+		}, map[string]string{"self": "1", "1/ns/user": "user:[4026531837]", "7/ns/user": "user:[4026531837]"})
+		g.Expect(proc.Describe(8).Runs(server)).To(BeFalse(), "it is in a PID namespace of its own")
+		g.Expect(proc.Privileged(7)).To(BeFalse(), "a container has 00000000a80425fb by default")
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -89,7 +90,7 @@ func weigh(root *os.Root, folder string, most int) weight {
 				continue
 			}
 			if info, err := entry.Info(); err == nil && info.Mode().IsRegular() {
-				sum.bytes += info.Size()
+				sum.bytes += taken(info)
 			}
 		}
 		if err != nil || len(found) == 0 {
@@ -99,11 +100,28 @@ func weigh(root *os.Root, folder string, most int) weight {
 	return sum
 }
 
+// taken is what a file takes of the node's memory, in bytes. It may be more than its size (fallocate).
+func taken(info fs.FileInfo) int64 {
+	stat, is := info.Sys().(*syscall.Stat_t)
+	if !is {
+		return info.Size()
+	}
+	return takenBy(stat.Size, stat.Blocks)
+}
+
+func takenBy(size, blocks int64) int64 {
+	const block, page = 512, 4096 // stat counts in blocks
+	if blocks*block < size+page {
+		return size
+	}
+	return blocks * block
+}
+
 // maxRemoved bounds how many removed files are held at once, and maxClosing how many descriptors may be on their way to
 // be closed: to close one waits for the file system behind it.
 const maxRemoved, maxClosing = 256, 16
 
-// removedFile is a file that was removed and that a process has open. It is held by a descriptor of this process, so that
+// removedFile is a file that was removed and that a process has open, or in its memory. It is held by a descriptor of this process, so that
 // it stays the same whatever that process does.
 type removedFile struct {
 	fd    int
@@ -111,7 +129,7 @@ type removedFile struct {
 }
 
 func (f removedFile) empty(proc string) error {
-	again, err := os.OpenFile(filepath.Join(proc, "self/fd", strconv.Itoa(f.fd)), os.O_WRONLY|os.O_TRUNC, 0)
+	again, err := os.OpenFile(filepath.Join(proc, "self/fd", strconv.Itoa(f.fd)), os.O_WRONLY|os.O_TRUNC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return fmt.Errorf("emptying a file that was removed: %w", err)
 	}
@@ -134,20 +152,14 @@ func (p *Proc) removed(folder string) ([]removedFile, error) {
 func (p *Proc) removedOf(pid int, folder string, most int) (files []removedFile) {
 	dir := strconv.Itoa(pid)
 	ids := p.mountIDs(dir, folder)
-	descriptors, err := p.root.Open(path.Join(dir, "fd"))
-	if err != nil {
-		return nil // the process is gone
-	}
-	defer descriptors.Close() //nolint:errcheck // only read
-	for len(files) < most {
-		names, _ := descriptors.Readdirnames(1024) // a process may have a million
+	take := func(names []string, of func(pid int, name string) (int, error)) (waits bool) {
 		for _, name := range names {
 			if p.closing.Load() >= maxClosing || len(files) >= most {
 				continue
 			}
-			fd, err := p.descriptor(pid, name)
+			fd, err := p.descriptor(pid, name, of)
 			if errors.Is(err, errWaits) {
-				return files
+				return true
 			}
 			if err != nil {
 				continue
@@ -156,16 +168,55 @@ func (p *Proc) removedOf(pid int, folder string, most int) (files []removedFile)
 				files = append(files, f)
 			}
 		}
+		return false
+	}
+	descriptors, err := p.root.Open(path.Join(dir, "fd"))
+	if err != nil {
+		return nil // the process is gone
+	}
+	defer descriptors.Close() //nolint:errcheck // only read
+	for len(files) < most {
+		names, _ := descriptors.Readdirnames(1024) // a process may have a million
+		if waits := take(names, p.descriptorOf); waits {
+			return files
+		}
 		if len(names) == 0 {
 			break
 		}
 	}
+	take(p.mapped(dir), p.mappedFile)
 	return files
 }
 
-// descriptor takes a descriptor of a process, if its file was removed. It is waited for as look does, and a process that
+// maxMaps is how much is read of the list of what a process has in its memory.
+const maxMaps = 8 << 20
+
+// mapped are the parts of a process's memory that are files which were removed, by the names that the kernel gives them. One
+// such file may be many parts.
+func (p *Proc) mapped(dir string) (names []string) {
+	maps, _ := p.look(path.Join(dir, "maps"), func() ([]byte, error) { return p.read(path.Join(dir, "maps"), maxMaps) })
+	last := ""
+	for line := range strings.Lines(string(maps)) {
+		fields := strings.Fields(line)
+		const device, inode, name = 3, 4, 5
+		if len(fields) <= name || !strings.HasSuffix(line, " (deleted)\n") || fields[device]+fields[inode] == last {
+			continue
+		}
+		names, last = append(names, fields[0]), fields[device]+fields[inode]
+	}
+	return names
+}
+
+func (p *Proc) mappedFile(pid int, name string) (fd int, err error) {
+	from, to, _ := strings.Cut(name, "-")
+	name = strings.TrimLeft(from, "0") + "-" + strings.TrimLeft(to, "0") // as the kernel calls the same there
+	at := filepath.Join(p.root.Name(), strconv.Itoa(pid), "map_files", name)
+	return unix.Open(at, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0) //nolint:wrapcheck // it is gone
+}
+
+// descriptor takes a descriptor of what a process has, if that was removed. It is waited for as look does, and a process that
 // is waited for is not asked again.
-func (p *Proc) descriptor(pid int, name string) (fd int, err error) {
+func (p *Proc) descriptor(pid int, name string, of func(pid int, name string) (int, error)) (fd int, err error) {
 	at := path.Join(strconv.Itoa(pid), "fd")
 	if _, waits := p.waits.LoadOrStore(at, &looking{}); waits {
 		return -1, errWaits
@@ -174,11 +225,12 @@ func (p *Proc) descriptor(pid int, name string) (fd int, err error) {
 		fd  int
 		err error
 	}
-	taken := make(chan result, 1)
+	taken, began := make(chan result, 1), time.Now() //nolint:forbidigo // of the machine, as in look
+	defer func() { p.spend(time.Since(began)) }()    //nolint:forbidigo // likewise
 	go func() {
 		r := result{fd: -1, err: errWaits}
 		if p.waiting.Add(1) <= maxWaiting {
-			r.fd, r.err = p.descriptorOf(pid, name)
+			r.fd, r.err = of(pid, name)
 		}
 		p.waiting.Add(-1)
 		p.waits.Delete(at)
@@ -187,7 +239,7 @@ func (p *Proc) descriptor(pid int, name string) (fd int, err error) {
 	select {
 	case r := <-taken:
 		return r.fd, r.err
-	case <-time.After(processTimeout): //nolint:forbidigo // of the machine, as in look
+	case <-time.After(p.left(began)): //nolint:forbidigo // likewise
 		go func() {
 			if r := <-taken; r.err == nil {
 				p.closing.Add(1)
@@ -228,7 +280,11 @@ func (p *Proc) held(fd int, ids map[string]bool) (removedFile, bool) {
 		_ = unix.Close(fd)
 		return removedFile{}, false
 	}
-	return removedFile{fd: fd, bytes: stat.Size}, true
+	f := removedFile{fd: fd, bytes: takenBy(stat.Size, stat.Blocks)}
+	if f.bytes == 0 {
+		_ = unix.Close(fd)
+	}
+	return f, f.bytes > 0
 }
 
 // close closes a descriptor whose file system may answer to nobody.

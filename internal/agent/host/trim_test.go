@@ -4,12 +4,16 @@
 package host_test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
@@ -144,4 +148,131 @@ func TestClearLeavesNothingAndFollowsNoLink(t *testing.T) {
 	g.Expect(os.ReadDir(pipe)).To(BeEmpty())
 	g.Expect(os.ReadFile(filepath.Join(run, "of-the-node"))).To(BeEquivalentTo("kept"))
 	g.Expect(host.Clear(filepath.Join(run, "none"))).To(Succeed())
+}
+
+const hides, hidesProgram = "HOST_TEST_HIDES", "HOST_TEST_PROGRAM"
+
+func init() {
+	if os.Getenv(hides) == "" {
+		return
+	}
+	const size = 6 << 20
+	fd, err := unix.Open("/mnt/hidden", unix.O_RDWR|unix.O_CREAT, 0o600)
+	if err != nil {
+		panic(err)
+	}
+	if _, err := unix.Write(fd, make([]byte, size)); err != nil {
+		panic(err)
+	}
+	_, err = unix.Mmap(fd, 0, size, unix.PROT_READ, unix.MAP_SHARED)
+	if err = errors.Join(err, unix.Unlink("/mnt/hidden"), unix.Close(fd)); err != nil {
+		panic(err)
+	}
+	fmt.Println("mounted")
+	_, _ = os.Stdin.Read(make([]byte, 1))
+	os.Exit(0)
+}
+
+// TestTrimFindsWhatATenantHides: the pipe directory lies on the node's /run, which must not be full.
+func TestTrimFindsWhatATenantHides(t *testing.T) {
+	t.Setenv(hidesProgram, os.Args[0])
+	for name, script := range map[string]string{
+		"by memory beyond the end of a file":                 `true >/mnt/empty && fallocate --keep-size --length 6M /mnt/empty`,
+		"by memory beyond the end of a file that is removed": `exec 9>/mnt/removed && rm /mnt/removed && fallocate --keep-size --length 6M /proc/self/fd/9`,
+		"by a file that is removed and only mapped":          hides + `=1 exec "$` + hidesProgram + `"`,
+		"behind many files that are removed and empty": `
+			for i in $(seq 3 9); do eval "exec $i>/mnt/small-$i"; done && rm /mnt/small-* &&
+			exec bash -c 'for i in $(seq 10 300); do eval "exec $i>/mnt/small-$i"; done; rm /mnt/small-*; exec 301>/mnt/large; rm /mnt/large; head -c 6M /dev/zero >&301; echo mounted; read -r line' && true`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			run := t.TempDir()
+			if err := unix.Mount("run", run, "tmpfs", 0, "size=8m,mode=755"); err != nil {
+				t.Skip(err)
+			}
+			t.Cleanup(func() { _ = unix.Unmount(run, unix.MNT_DETACH) })
+			pipe := run + "/pipe"
+			g.Expect(os.Mkdir(pipe, 0o755)).To(Succeed())
+			free := func() int64 {
+				var s unix.Statfs_t
+				g.Expect(unix.Statfs(run, &s)).To(Succeed())
+				return int64(s.Bfree) * s.Bsize
+			}
+			tenant(t, pipe, script)
+			g.Expect(free()).To(BeNumerically("<", 3<<20), "it is filled")
+			proc := procOfThisMachine(t)
+			for range 3 {
+				held, err := proc.Trim(pipe, 1<<20, 512, true)
+				t.Logf("it held %d bytes, %d are free: %v", held, free(), err)
+			}
+			g.Expect(free()).To(BeNumerically(">", 6<<20))
+		})
+	}
+}
+
+const leases = "HOST_TEST_LEASES"
+
+func init() {
+	if folder := os.Getenv(leases); folder != "" {
+		lease(folder)
+	}
+}
+
+// lease removes files of 2 MiB that it has open, and of which it has a lease (fcntl(2)), as who owns a file may take
+// without any capability: who opens it for writing waits until the lease is given back, or for 45 s.
+func lease(folder string) {
+	signal.Ignore(syscall.SIGIO)
+	err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+	if err == nil {
+		err = unix.Mount(folder, "/mnt", "", unix.MS_BIND, "")
+	}
+	if err != nil {
+		panic(err)
+	}
+	for i := range 3 {
+		name := fmt.Sprint("/mnt/leased-", i)
+		if err := os.WriteFile(name, make([]byte, 2<<20), 0o600); err != nil {
+			panic(err)
+		}
+		fd, err := unix.Open(name, unix.O_RDONLY, 0)
+		if err != nil {
+			panic(err)
+		}
+		if err := os.Remove(name); err != nil {
+			panic(err)
+		}
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_RDLCK); err != nil {
+			panic(err)
+		}
+	}
+	fmt.Println("mounted")
+	select {}
+}
+
+func TestTrimWaitsForNoLease(t *testing.T) {
+	g := NewWithT(t)
+	run := t.TempDir()
+	if err := unix.Mount("run", run, "tmpfs", 0, "size=16m,mode=755"); err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(run, unix.MNT_DETACH) })
+	pipe := run + "/pipe"
+	g.Expect(os.Mkdir(pipe, 0o755)).To(Succeed())
+	command := exec.Command(os.Args[0])
+	command.Env = append(os.Environ(), leases+"="+pipe)
+	command.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
+	out, err := command.StdoutPipe()
+	g.Expect(err).NotTo(HaveOccurred())
+	if err := command.Start(); err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = command.Process.Kill(); _ = command.Wait() })
+	g.Expect(mounts(out, make([]byte, 8))).To(BeTrue())
+	proc, done, began := procOfThisMachine(t), make(chan int64, 1), time.Now()
+	go func() {
+		held, _ := proc.Trim(pipe, 1<<20, 512, true)
+		done <- held
+	}()
+	defer func() { t.Logf("it took %s", time.Since(began)) }()
+	g.Eventually(done).WithTimeout(10 * time.Second).Should(Receive(BeNumerically(">=", 6<<20)))
 }
