@@ -78,9 +78,16 @@ func (c *run) allows(p *v1alpha1.GPUSharingPolicy) {
 	c.slots[p.Name] = max(c.slots[p.Name], int32(slots))
 }
 
+// CountAnew counts the GPUs of nodes anew, but for those whose policy names the indexes that it had when it was first
+// applied there.
 func (c *run) CountAnew() {
 	for _, h := range c.all() {
-		h.countsAnew()
+		spec := h.GPU.Spec
+		if !slices.ContainsFunc(c.Policies, func(p v1alpha1.GPUSharingPolicy) bool {
+			return p.Name == spec.PolicyName && spec.Numbering != nil && p.Spec.GPUSelector != nil && slices.Equal(p.Spec.GPUSelector.Indexes, spec.Numbering.Indexes)
+		}) {
+			h.countsAnew()
+		}
 	}
 }
 
