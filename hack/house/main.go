@@ -26,9 +26,9 @@ import (
 
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
-	{"KB of Go in internal, without tests", 2315},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2695},
-	{"KB of tests and of test", 4829},
+	{"KB of Go in internal, without tests", 2318},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2698},
+	{"KB of tests and of test", 4836},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
 	{"packages of internal", 40},
@@ -37,7 +37,7 @@ var bounds = []bound{
 	{"lines of the longest function of internal", 60},
 	{"files of internal/engine on the way of one node", 40},
 	{"words of docs/architecture.md", 1950},
-	{"words of docs/dev", 15150},
+	{"words of docs/dev", 15200},
 	{"words of docs for users, with architecture.md and without generated pages", 15000},
 	{"words of README.md", 902},
 }
