@@ -294,6 +294,48 @@ func testTolerationsStripped(f *fixture) {
 	f.Expect(writes).To(BeNumerically("<", 20), "in an hour")
 }
 
+// testTolerationsStrippedInPart: a mutating webhook of the platform team admits tolerations of some keys only. What the operator added goes again.
+func testTolerationsStrippedInPart(f *fixture) {
+	policy := f.policy("cluster-policy", installed)
+	admitted := corev1.Toleration{Key: "example.com/admitted", Operator: corev1.TolerationOpExists}
+	ours := []corev1.Toleration{admitted, {Key: "example.com/stripped", Operator: corev1.TolerationOpExists}}
+	stripping := interceptor.NewClient(f.client, interceptor.Funcs{
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+			if o.GetObjectKind().GroupVersionKind().Kind != "ClusterPolicy" {
+				return c.Patch(ctx, o, p, opts...)
+			}
+			data, err := p.Data(o)
+			f.Expect(err).NotTo(HaveOccurred())
+			var patch map[string]any
+			f.Expect(json.Unmarshal(data, &patch)).To(Succeed())
+			if list, found, _ := unstructured.NestedSlice(patch, "spec", "daemonsets", "tolerations"); found {
+				list = slices.DeleteFunc(list, func(t any) bool { return t.(map[string]any)["key"] == "example.com/stripped" })
+				f.Expect(unstructured.SetNestedSlice(patch, list, "spec", "daemonsets", "tolerations")).To(Succeed())
+			}
+			data, err = json.Marshal(patch)
+			f.Expect(err).NotTo(HaveOccurred())
+			return c.Patch(ctx, o, client.RawPatch(types.MergePatchType, data), opts...)
+		},
+	})
+	c := pluginconfig.New(stripping, f.client, f.clock, f.standAlone)
+	for range 5 {
+		o, err := c.Observe(f.ctx())
+		f.Expect(err).NotTo(HaveOccurred())
+		users := slices.DeleteFunc(slices.Clone(o.Operands.Tolerations), func(t corev1.Toleration) bool { return clusterpolicy.Among(o.Operands.Ours, t) })
+		want := slices.DeleteFunc(slices.Clone(ours), func(t corev1.Toleration) bool { return clusterpolicy.Among(users, t) }) // as the decision does
+		_, err = c.Configure(f.ctx(), o, want)
+		f.Expect(err).NotTo(HaveOccurred())
+		f.clock.SetTime(f.clock.Now().Add(time.Hour))
+	}
+	for range 3 { // the policy is gone
+		o, err := c.Observe(f.ctx())
+		f.Expect(err).NotTo(HaveOccurred())
+		_, err = c.Restore(f.ctx(), o, false, nil)
+		f.Expect(err).NotTo(HaveOccurred())
+	}
+	f.Expect(clusterpolicy.OperandsOf(f.get(policy)).Tolerations).NotTo(ContainElement(admitted))
+}
+
 // testOneMoreToleration: another controller reverts another field meanwhile.
 func testOneMoreToleration(f *fixture) {
 	policy := f.policy("cluster-policy", installed)

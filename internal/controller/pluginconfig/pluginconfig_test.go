@@ -62,6 +62,7 @@ func TestConfigurer(t *testing.T) {
 		"leaves tolerations alone that a user has written since":              testTolerationsTaken,
 		"adds tolerations again that were removed, with a bound":              testTolerationsRemoved,
 		"adds tolerations with a bound that a webhook strips off the write":   testTolerationsStripped,
+		"leaves none of its tolerations where a webhook strips some":          testTolerationsStrippedInPart,
 		"adds one more toleration while another field is fought over":         testOneMoreToleration,
 		"puts the ClusterPolicy back, then removes the ConfigMap":             testRestore,
 		"finds the record on the ClusterPolicy if the ConfigMap is deleted":   testRecord,

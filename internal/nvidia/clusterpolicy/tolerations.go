@@ -47,17 +47,22 @@ const (
 	empty  = "empty"
 )
 
-// recorded is what is ours; lost: the list is nobody's, since another client has removed it.
+// recorded is what is ours of the list; lost: another client has removed it, or a webhook some of it.
 func recorded(policy *unstructured.Unstructured) (r record, lost bool) {
 	encoded := policy.GetAnnotations()[v1alpha1.AnnotationTolerations]
 	if encoded == "" || taken(policy) != "" {
 		return record{}, false
 	}
 	have, err := tolerations(policy), json.Unmarshal([]byte(encoded), &r)
-	if err != nil || slices.ContainsFunc(r.Added, func(t corev1.Toleration) bool { return !Among(have, t) }) {
+	if err != nil {
 		return record{}, true
 	}
-	return r, false
+	added := len(r.Added)
+	r.Added = slices.DeleteFunc(r.Added, func(t corev1.Toleration) bool { return !Among(have, t) })
+	if len(r.Added) == 0 {
+		return record{}, added > 0
+	}
+	return r, len(r.Added) < added
 }
 
 // taken is the field manager that has written the list since we added to it: all of it is theirs then. Lists
