@@ -28,7 +28,7 @@ import (
 var bounds = []bound{
 	{"KB of Go in internal, without tests", 2318},
 	{"KB of Go in internal, cmd, api and hack, without tests", 2698},
-	{"KB of tests and of test", 4836},
+	{"KB of tests and of test", 4838},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
 	{"packages of internal", 40},

@@ -106,7 +106,7 @@ func (c *run) heldInVain(d rollout.Decision) {
 		if h.withoutGPUNode {
 			most = timing.ApplyTimeout // nobody knows what its agent is at work on
 		}
-		if waits := c.Now.Sub(h.upgrade.began); h.upgrade.state == "validation-required" && h.isKept() && !h.off && len(c.fights) == 0 && waits > most+2*time.Minute {
+		if waits := c.Now.Sub(h.upgrade.began); h.Labels[upgradeLabel] == "validation-required" && h.isKept() && !h.off && len(c.fights) == 0 && waits > most+2*time.Minute {
 			c.breaks("bounded", "node %s is kept from its users for %s, and an upgrade of the driver waits for that: %s", n.Node, waits, n.Message)
 		}
 		rests := slices.Contains([]node.State{node.Unsupported, node.UpToDate, node.Degraded}, n.State) ||
