@@ -444,7 +444,8 @@ func (c *run) repairs(h *host) {
 }
 
 func (c *run) Repair(h *host) {
-	if !h.off && len(h.sick) > 0 {
+	others := !c.Plugin.ClusterPolicy && h.plugin.loaded != c.Configs[h.Labels[v1alpha1.LabelConfig]] // what they had written there
+	if !h.off && (len(h.sick) > 0 || others) {
 		h.sick, h.plugin.running = nil, false // a user has repaired it and restarted the plugin
 	}
 	h.podGroupsEnd()
