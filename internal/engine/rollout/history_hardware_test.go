@@ -144,11 +144,11 @@ func (h *host) reborn(back ...string) {
 	}
 }
 
-// back are the GPUs that are as they came, on a node without a policy that takes pods again: the controller forgets it
-// next, by what the agent has reported, and learns of a boot later.
+// back are the GPUs that are as they came, on a node without a policy: the controller forgets it next, by what the agent
+// has reported, and learns of a boot later. An upgrade of the driver takes what a person had made without the operator too.
 func (h *host) back() (uuids []string) {
 	for _, d := range h.devices() {
-		if h.GPU.Spec.PolicyName == "" && !h.isKept() && bornAs(d).equal(h.born[d.UUID]) {
+		if h.GPU.Spec.PolicyName == "" && bornAs(d).equal(h.born[d.UUID]) {
 			uuids = append(uuids, d.UUID)
 		}
 	}

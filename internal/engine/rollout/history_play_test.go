@@ -177,7 +177,7 @@ func (c *run) waitsFor(d rollout.Decision, usual time.Duration) time.Duration {
 func (c *run) step(faithful bool) rollout.Decision {
 	for _, h := range c.all() {
 		if h.upgrade.goesOn() {
-			h.reborn()
+			h.reborn(h.upgrade.back...)
 		}
 	}
 	c.fought()

@@ -36,6 +36,7 @@ type upgrade struct {
 	builds   time.Duration // how long the new driver takes
 	began    time.Time     // the state
 	unloaded bool
+	back     []string // UUIDs of GPUs that were given back before
 	stuck    string // what had the driver open when it was to be unloaded
 	leaves   bool   // the agent has left, and returns
 	returned time.Time
@@ -64,6 +65,7 @@ const resetTime = 20 * time.Second
 // begins lets the upgrade controller begin.
 func (h *host) begins(u upgrade) {
 	h.upgrade = u
+	h.upgrade.back = h.back()
 	if u.byHand {
 		h.upgradeTo("pod-restart-required")
 		return
