@@ -37,8 +37,8 @@ type upgrade struct {
 	began    time.Time     // the state
 	unloaded bool
 	back     []string // UUIDs of GPUs that were given back before
-	stuck    string // what had the driver open when it was to be unloaded
-	leaves   bool   // the agent has left, and returns
+	stuck    string   // what had the driver open when it was to be unloaded
+	leaves   bool     // the agent has left, and returns
 	returned time.Time
 	// alone: nothing has the driver open when the old driver container ends, so that this unloads the module. Then
 	// k8s-driver-manager stops nothing, and the agent stays, which looks at the GPUs once in a minute or for another
