@@ -478,11 +478,11 @@ type GPUNodeStatus struct {
 	// +kubebuilder:validation:MaxItems=64
 	Devices []DeviceStatus `json:"devices,omitempty"`
 
-	// memoryPressure lists the GPUs that are almost full while a container uses more than its share, if spec.memory.guard asks. It is written
-	// when a GPU or its container is another one than before, and with mode Evict every minute.
+	// memoryPressure lists the GPUs that are almost full while a container uses more than its share, if spec.memory.guard asks: with mode Evict
+	// several containers of each, the worst first. It is written when a GPU or its containers are others than before, and with mode Evict every minute.
 	// +optional
 	// +listType=atomic
-	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:MaxItems=128
 	MemoryPressure []MemoryPressure `json:"memoryPressure,omitempty"`
 
 	// memoryEvictions are the pods that the controller evicted for the memory guard, as far as they limit further evictions: those of the
@@ -596,7 +596,7 @@ type MemoryPressure struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	FreeBytes int64 `json:"freeBytes"`
-	// container is the one that exceeds its share the most.
+	// container is one that exceeds its share.
 	// +required
 	Container MemoryUser `json:"container,omitzero"`
 	// neighbours are the pods of the other containers on the GPU, as namespace/name: the first 16.

@@ -170,8 +170,9 @@ func (m *TimeSlicedMemory) Limited() MemoryLimitMode {
 // MemoryGuard acts on a container that uses more than its share of a time-sliced GPU that is almost full.
 type MemoryGuard struct {
 	// mode is what the guard does. Report: an Event on the pod and the policy, the condition MemoryPressure of the policy, and a metric. Evict: the same, and the
-	// controller evicts the pod of the container that exceeds its share the most, through the Eviction API, so PodDisruptionBudgets
-	// hold. It evicts no pod of a DaemonSet and no static pod, at most one pod for a GPU in a minute, and no pod twice in ten minutes.
+	// controller evicts the pod of the container that exceeds its share the most, of those that may be evicted, through the Eviction API, so
+	// PodDisruptionBudgets hold; it waits for one before it that ends within two minutes. It evicts no pod of a DaemonSet and no static pod,
+	// at most one pod for a GPU in a minute, and no pod twice in ten minutes.
 	// Default: Report.
 	// +optional
 	// +kubebuilder:default=Report

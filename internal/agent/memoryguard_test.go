@@ -27,6 +27,7 @@ func TestMemoryGuard(t *testing.T) {
 	for name, test := range map[string]func(s scenario){
 		"reports the container over its share once":        reportsOnce,
 		"renews the report where pods are evicted":         renews,
+		"reports a second one where pods are evicted":      reportsASecond,
 		"measures nothing without a guard":                 measuresNothingWithoutAGuard,
 		"reports nothing while the driver gives nothing":   reportsNothingUnknown,
 		"takes the share from the policy":                  takesTheShareFromThePolicy,
@@ -119,6 +120,17 @@ func renews(s scenario) {
 	last := n.pressure()[0]
 	n.Expect(last.SinceTime).To(gomega.Equal(first.SinceTime))
 	n.Expect(last.ObservedTime.Sub(first.ObservedTime.Time)).To(gomega.BeNumerically(">=", 4*time.Minute))
+}
+
+func reportsASecond(s scenario) {
+	n := s.guarded(guardOf(v1alpha1.MemoryGuardEvict))
+	n.Expect(n.hardware.SetUse(n.uuid(0), gpu.ProcessUse{PID: 100, Instance: gpu.WholeGPU, MemoryBytes: new(16 * gib)})).To(gomega.Succeed())
+	n.busy(300, "ending", gpu.ProcessUse{MemoryBytes: new(22 * gib)})
+	n.settleFor(time.Minute)
+	p := n.pressure()
+	n.Expect(p).To(gomega.HaveLen(2))
+	n.Expect(p[0].Container.PodName).To(gomega.Equal("ending"))
+	n.Expect(p[1].Container.PodName).To(gomega.Equal("greedy"))
 }
 
 func measuresNothingWithoutAGuard(s scenario) {
@@ -229,7 +241,7 @@ func blamesNoNeighbour(s scenario) {
 	n.Expect(n.hardware.SetUse(n.uuid(0), gpu.ProcessUse{PID: 200, Instance: gpu.WholeGPU, MemoryBytes: new(10*gib + gib/2)})).To(gomega.Succeed())
 	n.hides()
 	n.settleFor(time.Minute)
-	n.Expect(n.pressure()).To(gomega.ConsistOf(gomega.HaveField("Container.PodName", "greedy")))
+	n.Expect(n.pressure()[0].Container.PodName).To(gomega.Equal("greedy"))
 }
 
 func seesALongName(s scenario) {

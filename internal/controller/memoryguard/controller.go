@@ -4,7 +4,7 @@
 // Package memoryguard reports, for policies with a memory guard, the containers that agents find over their share on
 // GPUs that are almost full, and evicts their pods where the policy says so. Its one request goes over all nodes:
 //
-//	GPUNode.status.memoryPressure → memoryguard.Decide (pure) → record, evict → Events, metrics, the condition MemoryPressure
+//	GPUNode.status.memoryPressure → memoryguard.DecideAll (pure) → record, evict → Events, metrics, the condition MemoryPressure
 //
 // The record in GPUNode.status.memoryEvictions comes before the eviction, so that no restart and no lost answer makes
 // the controller evict more than the rates allow. An eviction that a PodDisruptionBudget refuses leaves no record.
@@ -15,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -80,7 +81,9 @@ type Controller struct {
 	// announces them once more.
 	announced map[key]bool
 	// refused is why the API server refused to evict a pod, and when to ask again.
-	refused map[key]refusal
+	refused map[key]memoryguard.Refusal
+	// left is since when the pods of reports are known to be gone.
+	left map[key]time.Time
 	// silent is since when the agents of nodes have not reported that they measure.
 	silent map[string]time.Time
 }
@@ -91,16 +94,11 @@ type key struct {
 	since                                int64
 }
 
-type refusal struct {
-	message string
-	until   time.Time
-}
-
 // New returns a controller.
 func New(c client.Client, o Options) *Controller {
 	return &Controller{
 		client: c, reader: o.Reader, clock: o.Clock, events: o.Events, metrics: newMetrics(),
-		announced: map[key]bool{}, refused: map[key]refusal{}, silent: map[string]time.Time{},
+		announced: map[key]bool{}, refused: map[key]memoryguard.Refusal{}, left: map[key]time.Time{}, silent: map[string]time.Time{},
 	}
 }
 
@@ -146,17 +144,19 @@ func (c *Controller) Reconcile(ctx context.Context, _ Request) (reconcile.Result
 		policy := &policies.Items[i]
 		var findings []finding
 		var unmeasured []string
+		under := 0
 		if guard := guardOf(policy); guard != nil {
 			for j := range nodes.Items {
 				if nodes.Items[j].Spec.PolicyName == policy.Name {
-					more, err := r.node(ctx, policy, *guard, &nodes.Items[j])
+					more, gpus, err := r.node(ctx, policy, *guard, &nodes.Items[j])
 					findings, errs = append(findings, more...), append(errs, err)
+					under += gpus
 					if r.unmeasured(&nodes.Items[j]) {
 						unmeasured = append(unmeasured, nodes.Items[j].Name)
 					}
 				}
 			}
-			found[policy.Name] = len(findings)
+			found[policy.Name] = under
 		}
 		errs = append(errs, r.report(ctx, policy, findings, unmeasured))
 	}
@@ -188,33 +188,53 @@ func (r *reconciliation) unmeasured(node *v1alpha1.GPUNode) bool {
 	return left <= 0
 }
 
-// node goes over what the agent of a node reports.
+// node goes over what the agent of a node reports, and counts the GPUs of which it counts.
 func (r *reconciliation) node(
 	ctx context.Context, policy *v1alpha1.GPUSharingPolicy, guard v1alpha1.TimeSlicedMemory, node *v1alpha1.GPUNode,
-) ([]finding, error) {
-	var findings []finding
+) (findings []finding, gpus int, err error) {
 	var errs []error
-	for _, pressure := range node.Status.MemoryPressure {
-		if !memoryguard.Exceeds(guard, pressure) || !memoryguard.Meant(guard, policy.Spec.Sharing.TimeSlicing.Replicas, pressure) {
-			continue // of a former guard: the agent reports anew
+	for _, reports := range memoryguard.ByGPU(node.Status.MemoryPressure) {
+		more, err := r.gpu(ctx, incident{policy: policy, guard: guard, node: node, key: key{gpu: reports[0].DeviceUUID}})
+		findings, errs = append(findings, more...), append(errs, err)
+		if len(more) > 0 {
+			gpus++
 		}
-		of := incident{policy: policy, guard: guard, node: node, pressure: pressure, key: keyOf(node.Name, pressure)}
-		pod, err := r.pod(ctx, r.client, pressure)
-		if err != nil {
-			errs = append(errs, err)
-			continue
+	}
+	return findings, gpus, errors.Join(errs...)
+}
+
+// gpu announces reports of one GPU that are new, and evicts a pod if it is time: by what the API server has.
+func (r *reconciliation) gpu(ctx context.Context, of incident) (findings []finding, err error) {
+	incidents, err := r.incidents(ctx, r.client, of)
+	decisions := memoryguard.DecideAll(r.cases(incidents))
+	if slices.ContainsFunc(decisions, func(d memoryguard.Decision) bool { return d.Evict }) {
+		decisions = make([]memoryguard.Decision, len(incidents))
+		var live []incident
+		if live, err = r.live(ctx, of); err == nil {
+			incidents, decisions = live, memoryguard.DecideAll(r.cases(live))
 		}
-		if pod == nil || pod.Spec.NodeName != node.Name {
+	}
+	for i, of := range incidents {
+		if of.pod == nil || of.pod.Spec.NodeName != of.node.Name {
 			continue // it has gone, or the agent is not to be believed
 		}
-		of.pod = pod
 		r.lookAgain(pressureAgain)
-		outcome, err := r.handle(ctx, of)
-		errs = append(errs, err)
-		outcome = strings.TrimPrefix(outcome, fmt.Sprintf("pod %s/%s is ", pod.Namespace, pod.Name)) // of which Describe tells
-		findings = append(findings, finding{memoryguard.Describe(node.Name, pressure), outcome})
+		r.lookAgain(decisions[i].After)
+		text, outcome := memoryguard.Describe(of.node.Name, of.pressure), decisions[i].Why
+		if !r.announced[of.key] {
+			r.announced[of.key] = true
+			r.announce(of, corev1.EventTypeWarning, v1alpha1.EventMemoryPressure, "Report", text)
+		}
+		if decisions[i].Evict {
+			outcome, err = r.evict(ctx, of)
+			if i+1 < len(incidents) {
+				r.lookAgain(time.Second) // where it is refused, it is the next one's turn
+			}
+		}
+		outcome = strings.TrimPrefix(outcome, fmt.Sprintf("pod %s/%s is ", of.pod.Namespace, of.pod.Name)) // of which Describe tells
+		findings = append(findings, finding{text, outcome})
 	}
-	return findings, errors.Join(errs...)
+	return findings, err
 }
 
 // incident is a report of an agent with what it is about.
@@ -228,34 +248,42 @@ type incident struct {
 	pod      *corev1.Pod // nil: it is gone
 }
 
+// incidents are all of the GPU of one.
+func (r *reconciliation) incidents(ctx context.Context, from client.Reader, of incident) (all []incident, err error) {
+	for _, p := range of.node.Status.MemoryPressure {
+		if p.DeviceUUID != of.gpu || !memoryguard.Exceeds(of.guard, p) || !memoryguard.Meant(of.guard, of.policy.Spec.Sharing.TimeSlicing.Replicas, p) {
+			continue // of a former guard: the agent reports anew
+		}
+		of.pressure, of.key = p, keyOf(of.node.Name, p)
+		r.lasts[of.key] = true
+		if of.pod, err = r.pod(ctx, from, p); err != nil {
+			return nil, err
+		}
+		all = append(all, of)
+	}
+	return all, nil
+}
+
 func keyOf(node string, p v1alpha1.MemoryPressure) key {
 	return key{node, p.DeviceUUID, p.Container.Namespace, p.Container.PodName, p.Container.ContainerName, p.SinceTime.Unix()}
 }
 
-// handle announces a report that is new, and evicts the pod if it is time. It returns what becomes of the pod.
-func (r *reconciliation) handle(ctx context.Context, of incident) (outcome string, err error) {
-	r.lasts[of.key] = true
-	if !r.announced[of.key] {
-		r.announced[of.key] = true
-		r.announce(of, corev1.EventTypeWarning, v1alpha1.EventMemoryPressure, "Report", memoryguard.Describe(of.node.Name, of.pressure))
+// cases are what to decide on of incidents. Since when pods are gone is noted.
+func (r *reconciliation) cases(incidents []incident) (all []memoryguard.Case) {
+	for _, of := range incidents {
+		c := memoryguard.Case{
+			Memory: of.guard, Replicas: of.policy.Spec.Sharing.TimeSlicing.Replicas, Node: of.node.Name, Pressure: of.pressure, Pod: facts(of.pod),
+			Evicted: of.node.Status.MemoryEvictions, Elsewhere: r.elsewhere(of), Refused: r.refused[of.key], Now: r.now,
+		}
+		if !c.Gone() {
+			delete(r.left, of.key)
+		} else if r.left[of.key].IsZero() {
+			r.left[of.key] = r.now
+		}
+		c.Left = r.left[of.key]
+		all = append(all, c)
 	}
-	decision := memoryguard.Decide(r.caseOf(of))
-	if !decision.Evict {
-		r.lookAgain(decision.After)
-		return decision.Why, nil
-	}
-	if report, refused := r.refused[of.key]; refused && r.now.Before(report.until) {
-		r.lookAgain(report.until.Sub(r.now))
-		return report.message, nil
-	}
-	return r.evict(ctx, of)
-}
-
-func (r *reconciliation) caseOf(of incident) memoryguard.Case {
-	return memoryguard.Case{
-		Memory: of.guard, Replicas: of.policy.Spec.Sharing.TimeSlicing.Replicas, Node: of.node.Name, Pressure: of.pressure, Pod: facts(of.pod),
-		Evicted: of.node.Status.MemoryEvictions, Elsewhere: r.elsewhere(of), Now: r.now,
-	}
+	return all
 }
 
 // elsewhere are the evictions of the pod from other nodes: one of a StatefulSet starts again with its name, on any
@@ -272,17 +300,8 @@ func (r *reconciliation) elsewhere(of incident) []v1alpha1.MemoryEviction {
 	return found
 }
 
-// evict decides once more by what the API server has, records the eviction, and asks for it.
-func (r *reconciliation) evict(ctx context.Context, of incident) (outcome string, err error) {
-	live, err := r.live(ctx, of)
-	if err != nil || live.node == nil {
-		return "", err
-	}
-	decision := memoryguard.Decide(r.caseOf(live))
-	if !decision.Evict {
-		r.lookAgain(decision.After)
-		return decision.Why, nil
-	}
+// evict records an eviction, and asks for it.
+func (r *reconciliation) evict(ctx context.Context, live incident) (outcome string, err error) {
 	before := memoryguard.Counting(live.node.Status.MemoryEvictions, r.now)
 	err = r.record(ctx, live.node, memoryguard.Recorded(before, live.pressure, r.now), live.node.ResourceVersion)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
@@ -293,7 +312,7 @@ func (r *reconciliation) evict(ctx context.Context, of incident) (outcome string
 		return "", err
 	}
 	result, err := drain.Evict(ctx, r.client, client.ObjectKeyFromObject(live.pod), live.pod.UID)
-	text := memoryguard.Describe(of.node.Name, live.pressure)
+	text := memoryguard.Describe(live.node.Name, live.pressure)
 	switch {
 	case apierrors.IsForbidden(err):
 		result.Message = err.Error()
@@ -301,10 +320,10 @@ func (r *reconciliation) evict(ctx context.Context, of incident) (outcome string
 	case err != nil:
 		return "", err // it may have been carried out, so the record stays
 	case result.Outcome == drain.Evicting:
-		delete(r.refused, of.key)
-		r.metrics.evicted(of.policy.Name)
-		log.FromContext(ctx).Info("Evicting a pod for the memory guard", "node", of.node.Name, "policy", of.policy.Name,
-			"namespace", live.pod.Namespace, "pod", live.pod.Name, "gpu", of.gpu)
+		delete(r.refused, live.key)
+		r.metrics.evicted(live.policy.Name)
+		log.FromContext(ctx).Info("Evicting a pod for the memory guard", "node", live.node.Name, "policy", live.policy.Name,
+			"namespace", live.pod.Namespace, "pod", live.pod.Name, "gpu", live.gpu)
 		r.announce(live, corev1.EventTypeWarning, v1alpha1.EventEvicting, "Evict", "Evicting the pod. "+text)
 		return "evicting the pod", nil
 	case result.Outcome == drain.Blocked:
@@ -316,30 +335,28 @@ func (r *reconciliation) evict(ctx context.Context, of incident) (outcome string
 // refuse notes an eviction that the API server refused for now, and announces it if it is news.
 func (r *reconciliation) refuse(of incident, message string) {
 	r.metrics.refused(of.policy.Name)
-	if r.refused[of.key].message != message {
+	if r.refused[of.key].Message != message {
 		r.announce(of, corev1.EventTypeWarning, v1alpha1.EventEvictionBlocked, "Evict", message)
 	}
-	r.refused[of.key] = refusal{message: message, until: r.now.Add(refusedAgain)}
+	r.refused[of.key] = memoryguard.Refusal{Message: message, Until: r.now.Add(refusedAgain)}
 	r.lookAgain(refusedAgain)
 }
 
-// live is an incident as the API server has it. Its node is nil if the agent reports it no more.
-func (r *reconciliation) live(ctx context.Context, of incident) (incident, error) {
+// live are the incidents of the GPU of one as the API server has them.
+func (r *reconciliation) live(ctx context.Context, of incident) ([]incident, error) {
 	node := &v1alpha1.GPUNode{}
 	err := r.reader.Get(ctx, client.ObjectKey{Name: of.node.Name}, node)
 	if apierrors.IsNotFound(err) {
-		return incident{}, nil
+		return nil, nil
 	}
 	if err != nil {
-		return incident{}, fmt.Errorf("reading GPUNode %s: %w", of.node.Name, err)
+		return nil, fmt.Errorf("reading GPUNode %s: %w", of.node.Name, err)
 	}
-	i := slices.IndexFunc(node.Status.MemoryPressure, func(m v1alpha1.MemoryPressure) bool { return keyOf(node.Name, m) == of.key })
-	if i < 0 || node.UID != of.node.UID || node.Spec.PolicyName != of.policy.Name {
-		return incident{}, nil
+	if node.UID != of.node.UID || node.Spec.PolicyName != of.policy.Name {
+		return nil, nil
 	}
-	of.node, of.pressure = node, node.Status.MemoryPressure[i]
-	of.pod, err = r.pod(ctx, r.reader, of.pressure)
-	return of, err
+	of.node = node
+	return r.incidents(ctx, r.reader, of)
 }
 
 // pod reads the pod of a report; nil if there is none.
@@ -360,10 +377,14 @@ func facts(pod *corev1.Pod) memoryguard.Pod {
 		return memoryguard.Pod{}
 	}
 	protected, _ := drain.NeverEvicted(pod)
-	return memoryguard.Pod{
+	is := memoryguard.Pod{
 		Found: true, Node: pod.Spec.NodeName, Created: pod.CreationTimestamp.Time, RequestsGPU: cluster.RequestsGPU(&pod.Spec),
 		Ends: pod.DeletionTimestamp != nil || cluster.Finished(pod), Protected: protected,
 	}
+	if pod.DeletionTimestamp != nil && !cluster.Finished(pod) {
+		is.EndsBy = pod.DeletionTimestamp.Time
+	}
+	return is
 }
 
 // record writes the evictions that count. With a version it is refused if the GPUNode has changed since.
@@ -394,16 +415,10 @@ func (r *reconciliation) lookAgain(after time.Duration) {
 
 // forget drops what was remembered of reports that are no more.
 func (r *reconciliation) forget() {
-	for k := range r.announced {
-		if !r.lasts[k] {
-			delete(r.announced, k)
-		}
-	}
-	for k := range r.refused {
-		if !r.lasts[k] {
-			delete(r.refused, k)
-		}
-	}
+	ended := func(k key) bool { return !r.lasts[k] }
+	maps.DeleteFunc(r.announced, func(k key, _ bool) bool { return ended(k) })
+	maps.DeleteFunc(r.refused, func(k key, _ memoryguard.Refusal) bool { return ended(k) })
+	maps.DeleteFunc(r.left, func(k key, _ time.Time) bool { return ended(k) })
 	for node := range r.silent {
 		if !r.quiet[node] {
 			delete(r.silent, node)

@@ -61,6 +61,11 @@ func TestMemoryGuard(t *testing.T) {
 		"a pod of that name not twice in ten minutes":             notTwice,
 		"nor on another node, where it was started again":         notTwiceElsewhere,
 		"a PodDisruptionBudget holds, and counts as no eviction":  budgetHolds,
+		"a pod that takes a day to end shields no other":          aDayShieldsNone,
+		"a pod that ends soon is waited for":                      endsSoon,
+		"a pod that has just gone is waited for":                  goneIsWaitedFor,
+		"a PodDisruptionBudget shields no other pod":              budgetShieldsNone,
+		"a pod of a DaemonSet stays, and shields no other":        daemonSetShieldsNone,
 		"a pod of a DaemonSet stays":                              daemonSetStays,
 		"a pod that requests no GPU stays":                        noGPUStays,
 		"a pod of another node stays":                             anotherNodeStays,
@@ -190,6 +195,17 @@ func (s *site) overOn(node string, pods ...string) {
 	s.report(node, pressure)
 }
 
+// renew reports the same again.
+func (s *site) renew() {
+	s.t.Helper()
+	n := &v1alpha1.GPUNode{}
+	s.Expect(s.cluster.Client.Get(s.t.Context(), client.ObjectKey{Name: "n1"}, n)).To(Succeed())
+	for i := range n.Status.MemoryPressure {
+		n.Status.MemoryPressure[i].ObservedTime = metav1.NewTime(s.clock.Now())
+	}
+	s.report("n1", n.Status.MemoryPressure)
+}
+
 func (s *site) report(node string, pressure []v1alpha1.MemoryPressure) {
 	s.t.Helper()
 	want := ac.GPUNode(node)
@@ -297,8 +313,8 @@ func onceAMinute(s *site) {
 	s.over("GPU-1/greedy")
 	s.reconcile()
 	s.restart()
-	s.over("GPU-1/second", "GPU-2/elsewhere")
 	s.advance(10 * time.Second)
+	s.over("GPU-1/second", "GPU-2/elsewhere")
 	again := s.reconcile().RequeueAfter
 	s.Expect(s.stays("second")).To(BeTrue())
 	s.Expect(s.stays("elsewhere")).To(BeFalse(), "on another GPU")
@@ -350,24 +366,30 @@ func notTwiceElsewhere(s *site) {
 	s.Expect(s.stays("greedy")).To(BeFalse())
 }
 
-func budgetHolds(s *site) {
-	s.policy(v1alpha1.MemoryGuardEvict)
-	s.pod("greedy", nil)
-	const budget = "b"
+// budget lets no pod of an app be evicted.
+func (s *site) budget(app string) *policyv1.PodDisruptionBudget {
+	s.t.Helper()
 	all := intstr.FromString("100%")
 	b := &policyv1.PodDisruptionBudget{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: budget},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "b"},
 		Spec: policyv1.PodDisruptionBudgetSpec{
-			MinAvailable: &all, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "greedy"}},
+			MinAvailable: &all, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
 		},
 	}
 	s.Expect(s.cluster.Client.Create(s.t.Context(), b)).To(Succeed())
 	b.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: b.Generation, ExpectedPods: 1, DesiredHealthy: 1, CurrentHealthy: 1}
 	s.Expect(s.cluster.Client.Status().Update(s.t.Context(), b)).To(Succeed())
+	return b
+}
+
+func budgetHolds(s *site) {
+	s.policy(v1alpha1.MemoryGuardEvict)
+	s.pod("greedy", nil)
+	b := s.budget("greedy")
 	s.over("GPU-1/greedy")
 	s.Expect(s.reconcile().RequeueAfter).To(Equal(30 * time.Second))
 	s.Expect(s.stays("greedy")).To(BeTrue())
-	s.Expect(s.condition()).To(And(HavePrefix(greedyUses+" 1.0 GiB of "), HaveSuffix(" … not evicted: The disruption budget "+budget+" needs 1 healthy pods and has 1 currently")))
+	s.Expect(s.condition()).To(And(HavePrefix(greedyUses+" 1.0 GiB of "), HaveSuffix(" … not evicted: The disruption budget b needs 1 healthy pods and has 1 currently")))
 	s.Expect(s.announced()).To(ContainElement(ContainSubstring("EvictionBlocked")))
 	s.Expect(s.records()).To(BeEmpty(), "it was not evicted")
 	s.advance(10 * time.Second)
@@ -383,10 +405,89 @@ func budgetHolds(s *site) {
 
 func daemonSetStays(s *site) {
 	s.policy(v1alpha1.MemoryGuardEvict)
-	s.pod("greedy", func(p *corev1.Pod) {
-		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "owner", UID: "1", Controller: new(true)}}
-	})
+	s.pod("greedy", ofDaemonSet("apps/v1"))
 	s.kept("belongs to DaemonSet owner")
+}
+
+func ofDaemonSet(version string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: version, Kind: "DaemonSet", Name: "owner", UID: "1", Controller: new(true)}}
+	}
+}
+
+// shielding has the GPU reported with two pods, of which the first, which exceeds its share more, is changed.
+func (s *site) shielding(change func(*corev1.Pod)) {
+	s.t.Helper()
+	s.policy(v1alpha1.MemoryGuardEvict)
+	s.pod("greedy", change)
+	s.pod("second", nil)
+	s.over("GPU-1/greedy", "GPU-1/second")
+}
+
+// endsIn deletes the first pod, which is killed so much later by the clock of the controller.
+func (s *site) endsIn(d time.Duration) {
+	s.t.Helper()
+	s.shielding(nil)
+	seconds := client.GracePeriodSeconds((time.Until(s.clock.Now()) + d).Seconds())
+	s.Expect(s.cluster.Client.Delete(s.t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "greedy"}}, seconds)).To(Succeed())
+}
+
+func aDayShieldsNone(s *site) {
+	s.endsIn(24 * time.Hour)
+	s.reconcile()
+	s.Expect(s.stays("second")).To(BeFalse())
+	s.Expect(s.condition()).To(ContainSubstring("the pod is ending; 1 more in status.memoryPressure"))
+	s.Expect(s.announced()).To(ContainElements(
+		ContainSubstring("MemoryPressure Container main of pod default/greedy"), ContainSubstring("Evicting the pod. Container main of pod default/second")))
+}
+
+func endsSoon(s *site) {
+	s.endsIn(time.Minute)
+	s.reconcile()
+	s.Expect(s.stays("second")).To(BeTrue())
+	s.advance(70 * time.Second)
+	s.reconcile()
+	s.Expect(s.stays("second")).To(BeTrue(), "the report may be from before it ended")
+	s.advance(5 * time.Second)
+	s.renew()
+	s.reconcile()
+	s.Expect(s.stays("second")).To(BeFalse(), "its memory is not free")
+}
+
+func goneIsWaitedFor(s *site) {
+	s.shielding(nil)
+	s.Expect(s.cluster.Client.Delete(s.t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "greedy"}}, client.GracePeriodSeconds(0))).To(Succeed())
+	s.reconcile()
+	s.Expect(s.stays("second")).To(BeTrue())
+	s.Expect(s.condition()).To(ContainSubstring("another pod of this GPU is ending"))
+	s.advance(15 * time.Second)
+	s.reconcile()
+	s.Expect(s.stays("second")).To(BeTrue())
+	s.renew()
+	s.reconcile()
+	s.Expect(s.stays("second")).To(BeFalse(), "the agent measures it still")
+}
+
+func budgetShieldsNone(s *site) {
+	s.shielding(nil)
+	s.budget("greedy")
+	s.Expect(s.reconcile().RequeueAfter).To(Equal(time.Second))
+	s.Expect(s.stays("second")).To(BeTrue(), "one request for a GPU at a time")
+	s.advance(time.Second)
+	s.reconcile()
+	s.Expect(s.stays("greedy")).To(BeTrue())
+	s.Expect(s.stays("second")).To(BeFalse())
+	s.Expect(s.condition()).To(ContainSubstring("not evicted: The disruption budget"))
+	s.Expect(s.evictions).To(Equal(2))
+	s.Expect(s.records()).To(Equal([]string{"GPU-1/second"}))
+}
+
+func daemonSetShieldsNone(s *site) {
+	s.shielding(ofDaemonSet("apps/v1"))
+	s.reconcile()
+	s.Expect(s.stays("greedy")).To(BeTrue())
+	s.Expect(s.stays("second")).To(BeFalse())
+	s.Expect(s.evictions).To(Equal(1))
 }
 
 func noGPUStays(s *site) {

@@ -19,6 +19,9 @@ const (
 	maxRecords = 64
 	// fresh is how old a report may be that evicts a pod, and ahead how far the clock of its node may be ahead.
 	fresh, ahead = 2 * time.Minute, 30 * time.Second
+	// soon is how long a pod may still have to end whose memory is waited for: four times the grace period of most, while one of a day, which a
+	// tenant can ask for, shields nobody. frees is how long after its end the memory is free.
+	soon, frees = 2 * time.Minute, 10 * time.Second
 )
 
 // Pod is what the controller knows by itself of the pod that an agent names.
@@ -27,8 +30,15 @@ type Pod struct {
 	Node        string // that it is bound to
 	Created     time.Time
 	RequestsGPU bool
-	Ends        bool   // it is terminating, or has ended
-	Protected   string // why it is never evicted; empty: it may be
+	Ends        bool      // it is terminating, or has ended
+	EndsBy      time.Time // it is terminating, and is killed then
+	Protected   string    // why it is never evicted; empty: it may be
+}
+
+// Refusal is why the API server refused to evict a pod, and when to ask again.
+type Refusal struct {
+	Message string
+	Until   time.Time
 }
 
 // Case is one report of an agent, and what the controller decides by.
@@ -40,6 +50,8 @@ type Case struct {
 	Pod       Pod
 	Evicted   []v1alpha1.MemoryEviction // those recorded of the node
 	Elsewhere []v1alpha1.MemoryEviction // those of a pod of that name, recorded of other nodes
+	Refused   Refusal
+	Left      time.Time // since when the pod is known to have Gone
 	Now       time.Time
 }
 
@@ -48,6 +60,42 @@ type Decision struct {
 	Evict bool
 	Why   string        // it does not; empty in mode Report
 	After time.Duration // when to decide again without a new report; 0: no need
+}
+
+// DecideAll decides on the reports of one GPU, the worst first: at most one pod is evicted. One that may not be evicted
+// shields no other, but what frees its memory by itself is waited for.
+func DecideAll(cases []Case) []Decision {
+	decisions, wait := make([]Decision, len(cases)), ""
+	for i, c := range cases {
+		d := Decide(c)
+		switch {
+		case d.Evict && wait != "":
+			d = Decision{Why: wait}
+		case d.Evict:
+			wait = "another pod of this GPU is evicted first"
+		case c.frees():
+			wait = "another pod of this GPU is ending"
+		}
+		decisions[i] = d
+	}
+	return decisions
+}
+
+// Gone reports whether the pod that was meant is not there any more, or runs no more.
+func (c Case) Gone() bool {
+	return !c.Pod.Found || c.replaced() || c.Pod.Node != c.Node || c.Pod.Ends && c.Pod.EndsBy.IsZero()
+}
+
+func (c Case) replaced() bool { return c.Pod.Created.After(c.Pressure.ObservedTime.Add(-ahead)) }
+
+// frees reports whether the memory of the container counts as freed: until a report that is later than its end names it
+// still.
+func (c Case) frees() bool {
+	end := c.Pod.EndsBy
+	if c.Gone() {
+		end = c.Left
+	}
+	return !end.IsZero() && end.Sub(c.Now) <= soon && !c.Pressure.ObservedTime.After(end.Add(frees))
 }
 
 // Decide decides on a Case. An agent is believed about the memory of its own GPUs only: whether the pod is on its node,
@@ -62,7 +110,7 @@ func Decide(c Case) Decision {
 		return Decision{Why: "the report does not match the policy any more"}
 	case age > fresh || age < -ahead:
 		return Decision{Why: fmt.Sprintf("the agent's report is not of the last %s; check that the clock of the node is right", fresh)}
-	case !c.Pod.Found || c.Pod.Created.After(p.ObservedTime.Add(-ahead)):
+	case !c.Pod.Found || c.replaced():
 		return Decision{Why: "the pod is gone"}
 	case c.Pod.Node != c.Node:
 		return Decision{Why: "the pod is not on this node"}
@@ -87,9 +135,18 @@ func (c Case) paced() Decision {
 		if remaining := perPod - c.Now.Sub(e.Time.Time); same && remaining > 0 {
 			return Decision{Why: "the pod was evicted less than ten minutes ago", After: remaining}
 		}
-		if remaining := perGPU - c.Now.Sub(e.Time.Time); e.DeviceUUID == c.Pressure.DeviceUUID && remaining > 0 {
+		if e.DeviceUUID != c.Pressure.DeviceUUID {
+			continue
+		}
+		if remaining := perGPU - c.Now.Sub(e.Time.Time); remaining > 0 {
 			return Decision{Why: "another pod was evicted from this GPU less than a minute ago", After: remaining}
 		}
+		if !c.Pressure.ObservedTime.After(e.Time.Time) {
+			return Decision{Why: "another pod was evicted from this GPU after the agent's report"}
+		}
+	}
+	if c.Now.Before(c.Refused.Until) {
+		return Decision{Why: c.Refused.Message, After: c.Refused.Until.Sub(c.Now)}
 	}
 	return Decision{Evict: true}
 }

@@ -17,17 +17,21 @@ import (
 
 // decide decides on a report by which a pod is evicted.
 func decide(change func(*memoryguard.Case)) memoryguard.Decision {
-	c := memoryguard.Case{
+	c := caseOf("greedy")
+	change(&c)
+	return memoryguard.Decide(c)
+}
+
+func caseOf(pod string) memoryguard.Case {
+	return memoryguard.Case{
 		Memory: spec(v1alpha1.MemoryGuardEvict), Node: "n1", Now: start.Add(70 * time.Second),
 		Pod: memoryguard.Pod{Found: true, Node: "n1", Created: start.Add(-time.Hour), RequestsGPU: true},
 		Pressure: v1alpha1.MemoryPressure{
 			DeviceUUID: "GPU-1", SinceTime: metav1.NewTime(start), ObservedTime: metav1.NewTime(start.Add(time.Minute)),
 			TotalBytes: 40 * gib, FreeBytes: gib, Neighbours: []string{"ml/modest"},
-			Container: v1alpha1.MemoryUser{Namespace: "ml", PodName: "greedy", ContainerName: "main", UsedBytes: 30 * gib, ShareBytes: 10 * gib},
+			Container: v1alpha1.MemoryUser{Namespace: "ml", PodName: pod, ContainerName: "main", UsedBytes: 30 * gib, ShareBytes: 10 * gib},
 		},
 	}
-	change(&c)
-	return memoryguard.Decide(c)
 }
 
 func evicted(gpu, pod string, ago time.Duration) v1alpha1.MemoryEviction {
@@ -83,6 +87,13 @@ func TestThePodIsNotEvicted(t *testing.T) {
 		"a second for the GPU in a minute": {func(c *memoryguard.Case) {
 			c.Evicted = append(c.Evicted, evicted("GPU-1", "other", 40*time.Second))
 		}, "less than a minute ago", 20 * time.Second},
+		"by a report from before another one of the GPU was evicted": {func(c *memoryguard.Case) {
+			c.Now = start.Add(2 * time.Minute)
+			c.Evicted = append(c.Evicted, evicted("GPU-1", "other", 10*time.Second))
+		}, "after the agent's report", 0},
+		"before it is time to ask again": {func(c *memoryguard.Case) {
+			c.Refused = memoryguard.Refusal{Message: "a budget", Until: c.Now.Add(time.Second)}
+		}, "a budget", time.Second},
 		"after 64 others of the node": {func(c *memoryguard.Case) {
 			for range 64 {
 				c.Evicted = append(c.Evicted, evicted("GPU-2", "other", 5*time.Minute))
@@ -97,6 +108,69 @@ func TestThePodIsNotEvicted(t *testing.T) {
 			g.Expect(d.After).To(Equal(tc.after))
 		})
 	}
+}
+
+// ending is a first pod that ends at the latest so long after the decision, which is ten seconds after the report.
+func ending(in time.Duration) func(*memoryguard.Case) {
+	return func(c *memoryguard.Case) { c.Pod.Ends, c.Pod.EndsBy = true, c.Now.Add(in) }
+}
+
+// TestAPodThatIsNotEvictedShieldsNoOther of its GPU, so that no tenant keeps pods from being evicted by another one.
+func TestAPodThatIsNotEvictedShieldsNoOther(t *testing.T) {
+	for name, first := range map[string]func(*memoryguard.Case){
+		"as it takes a day to end":      ending(24 * time.Hour),
+		"as it takes minutes to end":    ending(2*time.Minute + time.Second),
+		"as it should have ended":       ending(-21 * time.Second),
+		"as a budget does not allow":    func(c *memoryguard.Case) { c.Refused = memoryguard.Refusal{Message: "a budget", Until: c.Now.Add(1)} },
+		"as it is of a DaemonSet":       func(c *memoryguard.Case) { c.Pod.Protected = "belongs to DaemonSet x" },
+		"as it requests no GPU":         func(c *memoryguard.Case) { c.Pod.RequestsGPU = false },
+		"as it was evicted before":      func(c *memoryguard.Case) { c.Elsewhere = append(c.Elsewhere, evicted("GPU-2", "first", 9*time.Minute)) },
+		"as it is gone for long":        func(c *memoryguard.Case) { c.Pod, c.Left = memoryguard.Pod{}, c.Now.Add(-21*time.Second) },
+		"as it runs no more for long":   func(c *memoryguard.Case) { c.Pod.Ends, c.Left = true, c.Now.Add(-21*time.Second) },
+		"as it is elsewhere for long":   func(c *memoryguard.Case) { c.Pod.Node, c.Left = "n2", c.Now.Add(-21*time.Second) },
+		"as its report is a former one": func(c *memoryguard.Case) { c.Pressure.Container.UsedBytes = gib },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			cases := []memoryguard.Case{caseOf("first"), caseOf("second"), caseOf("third")}
+			first(&cases[0])
+			d := memoryguard.DecideAll(cases)
+			g.Expect(d[0].Evict).To(BeFalse())
+			g.Expect(d[0].Why).NotTo(BeEmpty())
+			g.Expect(d[1:]).To(Equal([]memoryguard.Decision{{Evict: true}, {Why: "another pod of this GPU is evicted first"}}))
+		})
+	}
+}
+
+// TestNoMoreIsEvictedThanFreesTheMemory: what ends by itself within a usual time is waited for, until a later report.
+func TestNoMoreIsEvictedThanFreesTheMemory(t *testing.T) {
+	for name, first := range map[string]func(*memoryguard.Case){
+		"beside one that is evicted":           func(*memoryguard.Case) {},
+		"while one ends":                       ending(30 * time.Second),
+		"while one has just ended":             ending(-20 * time.Second),
+		"while one ends in two minutes":        ending(2 * time.Minute),
+		"while one is just gone":               func(c *memoryguard.Case) { c.Pod, c.Left = memoryguard.Pod{}, c.Now },
+		"while one was just replaced":          func(c *memoryguard.Case) { c.Pod.Created, c.Left = c.Now, c.Now },
+		"before a report after one was gone":   func(c *memoryguard.Case) { c.Pod, c.Left = memoryguard.Pod{}, c.Now.Add(-20*time.Second) },
+		"while one has just run to its end":    func(c *memoryguard.Case) { c.Pod.Ends, c.Left = true, c.Now },
+		"while one has just started elsewhere": func(c *memoryguard.Case) { c.Pod.Node, c.Left = "n2", c.Now },
+	} {
+		t.Run(name, func(t *testing.T) {
+			cases := []memoryguard.Case{caseOf("first"), caseOf("second"), caseOf("third")}
+			first(&cases[0])
+			for _, d := range memoryguard.DecideAll(cases)[1:] {
+				NewWithT(t).Expect(d).To(HaveField("Evict", false))
+				NewWithT(t).Expect(d.Why).To(HavePrefix("another pod of this GPU is "))
+			}
+		})
+	}
+}
+
+// TestAPodThatEndsShieldsNoneThatExceedsItsShareMore.
+func TestAPodThatEndsShieldsNoneThatExceedsItsShareMore(t *testing.T) {
+	cases := []memoryguard.Case{caseOf("first"), caseOf("second")}
+	ending(30 * time.Second)(&cases[1])
+	NewWithT(t).Expect(memoryguard.DecideAll(cases)[0].Evict).To(BeTrue())
 }
 
 func TestRecordsGoWhenTheyCountNoMore(t *testing.T) {

@@ -4,11 +4,15 @@
 package memoryguard_test
 
 import (
+	"fmt"
+	"os"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"sigs.k8s.io/yaml"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
@@ -73,6 +77,92 @@ func TestTheContainerThatExceedsItsShareTheMostIsReported(t *testing.T) {
 	g.Expect(found[0].Neighbours).To(Equal([]string{"ml/modest", "ml/idle", "ml/second"}))
 	g.Expect(found[0].SinceTime.Time).To(BeTemporally("==", start))
 	g.Expect(found[0].ObservedTime.Time).To(BeTemporally("==", start.Add(time.Minute)))
+}
+
+// crowded is full with five pods over their shares, of which one has two containers that are.
+func crowded() usage.Unit {
+	u := full()
+	u.Containers = append(u.Containers, container("a", new(12*gib), new(10*gib)), container("b", new(16*gib), new(10*gib)),
+		container("greedy", new(20*gib), new(10*gib)), container("c", new(11*gib), new(10*gib)), container("d", new(16*gib), new(10*gib)))
+	u.Containers[5].Container = "sidecar"
+	return u
+}
+
+func names(reports []v1alpha1.MemoryPressure) (all []string) {
+	for _, p := range reports {
+		all = append(all, p.DeviceUUID+"/"+p.Container.PodName+"/"+p.Container.ContainerName)
+	}
+	return all
+}
+
+// TestSeveralOfAGPUAreReportedWherePodsAreEvicted, the worst first: one that is not evicted shields no other.
+func TestSeveralOfAGPUAreReportedWherePodsAreEvicted(t *testing.T) {
+	g := NewWithT(t)
+	found := sampled(spec(v1alpha1.MemoryGuardEvict), lasting(crowded(), time.Minute)...)
+	g.Expect(names(found)).To(Equal([]string{"GPU-1/greedy/main", "GPU-1/b/main", "GPU-1/d/main", "GPU-1/a/main", "GPU-1/c/main"}))
+	g.Expect(found[1].Container.UsedBytes).To(Equal(16 * gib))
+	g.Expect(found[1].Neighbours).To(Equal([]string{"ml/greedy", "ml/modest", "ml/idle", "ml/a", "ml/c", "ml/d"}))
+	g.Expect(names(sampled(spec(v1alpha1.MemoryGuardReport), lasting(crowded(), time.Minute)...))).To(Equal([]string{"GPU-1/greedy/main"}))
+}
+
+// TestReportsFitInTheStatus: half of what the API takes, and the worst of each GPU at least.
+func TestReportsFitInTheStatus(t *testing.T) {
+	text, err := os.ReadFile("../../../config/crd/gpusharing.io_gpunodes.yaml")
+	NewWithT(t).Expect(err).NotTo(HaveOccurred())
+	var crd apiextensionsv1.CustomResourceDefinition
+	NewWithT(t).Expect(yaml.Unmarshal(text, &crd)).To(Succeed())
+	most := *crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["status"].Properties["memoryPressure"].MaxItems
+	for gpus, each := range map[int]int{1: 8, 8: 8, 9: 7, 16: 4, 33: 1, 64: 1, 70: 1} {
+		g := NewWithT(t)
+		var units []usage.Unit
+		for i := range gpus {
+			u := full()
+			u.GPU = fmt.Sprint("GPU-", i)
+			for j := range 20 {
+				u.Containers = append(u.Containers, container(fmt.Sprint("pod-", j), new(11*gib), new(10*gib)))
+			}
+			units = append(units, u)
+		}
+		s := spec(v1alpha1.MemoryGuardEvict)
+		s.Guard.GracePeriodSeconds = 0
+		_, found := memoryguard.Watch{}.Next(s, units, start)
+		g.Expect(int64(len(found))).To(BeNumerically("<=", most/2))
+		lists := memoryguard.ByGPU(found)
+		g.Expect(lists).To(HaveLen(min(gpus, 64)))
+		for _, of := range lists {
+			g.Expect(of).To(HaveLen(each))
+			g.Expect(of[0].Container.PodName).To(Equal("greedy"))
+		}
+	}
+}
+
+// TestReportsOfAGPUAreKeptTogether: the order of those behind the worst is a figure, who they are is not.
+func TestReportsOfAGPUAreKeptTogether(t *testing.T) {
+	s, now := spec(v1alpha1.MemoryGuardEvict), start.Add(90*time.Second)
+	was := sampled(s, lasting(crowded(), time.Minute)...)
+	for name, tc := range map[string]struct {
+		change func(*usage.Unit)
+		kept   bool
+	}{
+		"figures":        {func(u *usage.Unit) { u.Containers[4].MemoryBytes = new(17 * gib) }, true},
+		"another order":  {func(u *usage.Unit) { u.Containers[3].MemoryBytes = new(19 * gib) }, true},
+		"another worst":  {func(u *usage.Unit) { u.Containers[3].MemoryBytes = new(35 * gib) }, false},
+		"one more":       {func(u *usage.Unit) { u.Containers[2].MemoryBytes = new(13 * gib) }, false},
+		"one less":       {func(u *usage.Unit) { u.Containers[6].MemoryBytes = new(gib) }, false},
+		"one of another": {func(u *usage.Unit) { u.Containers[6].Pod = "e" }, false},
+		"another share":  {func(u *usage.Unit) { u.Containers[6].ShareBytes = new(gib) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			u := crowded()
+			tc.change(&u)
+			found := sampled(s, lasting(u, 90*time.Second)...)
+			want := found
+			if tc.kept {
+				want = was
+			}
+			NewWithT(t).Expect(memoryguard.Kept(s, was, found, now)).To(Equal(want))
+		})
+	}
 }
 
 func TestNothingIsReported(t *testing.T) {

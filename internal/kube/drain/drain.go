@@ -108,7 +108,8 @@ func NeverEvicted(pod *corev1.Pod) (why string, is bool) {
 	if _, mirrors := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirrors {
 		return "mirrors a static pod, which only its node can stop", true
 	}
-	if owner := metav1.GetControllerOf(pod); owner != nil && owner.Kind == "DaemonSet" {
+	// Of another group a tenant can name one that is not there: only of a kind that there is does the garbage collector delete the pod then.
+	if owner := metav1.GetControllerOf(pod); owner != nil && owner.Kind == "DaemonSet" && strings.HasPrefix(owner.APIVersion, "apps/") {
 		return fmt.Sprintf("belongs to DaemonSet %s, which would start it again at once", owner.Name), true
 	}
 	return "", false

@@ -109,6 +109,13 @@ func TestEvict(t *testing.T) {
 			outcome: drain.Protected, stays: true,
 			message: "belongs to DaemonSet owner, which would start it again at once",
 		},
+		"a pod whose owner is a DaemonSet of another group is evicted": {
+			change: func(p *corev1.Pod) {
+				p.OwnerReferences = controlledBy("DaemonSet")
+				p.OwnerReferences[0].APIVersion = "example.com/v1"
+			},
+			outcome: drain.Evicting,
+		},
 		"the mirror of a static pod is never evicted": {
 			change:  func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"} },
 			outcome: drain.Protected, stays: true,

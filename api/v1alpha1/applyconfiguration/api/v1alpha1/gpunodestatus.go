@@ -46,8 +46,8 @@ type GPUNodeStatusApplyConfiguration struct {
 	MPS []MPSStatusApplyConfiguration `json:"mps,omitempty"`
 	// devices are the GPUs of the node.
 	Devices []DeviceStatusApplyConfiguration `json:"devices,omitempty"`
-	// memoryPressure lists the GPUs that are almost full while a container uses more than its share, if spec.memory.guard asks. It is written
-	// when a GPU or its container is another one than before, and with mode Evict every minute.
+	// memoryPressure lists the GPUs that are almost full while a container uses more than its share, if spec.memory.guard asks: with mode Evict
+	// several containers of each, the worst first. It is written when a GPU or its containers are others than before, and with mode Evict every minute.
 	MemoryPressure []MemoryPressureApplyConfiguration `json:"memoryPressure,omitempty"`
 	// memoryEvictions are the pods that the controller evicted for the memory guard, as far as they limit further evictions: those of the
 	// ten minutes before the last one.

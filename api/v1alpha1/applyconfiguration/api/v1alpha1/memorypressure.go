@@ -24,7 +24,7 @@ type MemoryPressureApplyConfiguration struct {
 	TotalBytes *int64 `json:"totalBytes,omitempty"`
 	// freeBytes is the memory of the GPU that is free.
 	FreeBytes *int64 `json:"freeBytes,omitempty"`
-	// container is the one that exceeds its share the most.
+	// container is one that exceeds its share.
 	Container *MemoryUserApplyConfiguration `json:"container,omitempty"`
 	// neighbours are the pods of the other containers on the GPU, as namespace/name: the first 16.
 	Neighbours []string `json:"neighbours,omitempty"`
