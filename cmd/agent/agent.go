@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/cmd/internal/connection"
+	"github.com/gpusharing/gpu-sharing-operator/cmd/internal/serving"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/driver"
 	"github.com/gpusharing/gpu-sharing-operator/internal/agent/host"
@@ -81,13 +82,9 @@ func runAgent(ctx context.Context, args []string) error {
 	if err := newMemoryLimiter(f, c, processes, containers).Register(mgr); err != nil {
 		return err
 	}
-	if err := mgr.AddReadyzCheck("agent", c.Ready); err != nil {
-		return fmt.Errorf("adding the readiness check: %w", err)
-	}
-	for name, check := range map[string]healthz.Checker{"ping": healthz.Ping, "driver": hardware.Alive} {
-		if err := mgr.AddHealthzCheck(name, check); err != nil {
-			return fmt.Errorf("adding the liveness check: %w", err)
-		}
+	alive := map[string]healthz.Checker{"ping": healthz.Ping, "driver": hardware.Alive}
+	if err := serving.Health(ctx, mgr, f.healthAddress, alive, map[string]healthz.Checker{"agent": c.Ready}); err != nil {
+		return err
 	}
 	return mgr.Start(ctx)
 }
@@ -104,12 +101,9 @@ func newManager(f agentFlags) (manager.Manager, error) {
 	}
 	own := cache.ByObject{Field: fields.OneTermEqualSelector("metadata.name", f.node)}
 	mgr, err := ctrl.NewManager(config, manager.Options{
-		Scheme:                 scheme,
-		Cache:                  cache.Options{ByObject: map[client.Object]cache.ByObject{&v1alpha1.GPUNode{}: own}},
-		HealthProbeBindAddress: f.healthAddress,
-		Metrics: server.Options{
-			BindAddress: f.metricsAddress, SecureServing: true, FilterProvider: access.Guard(clock.RealClock{}, usage.TokenHeader),
-		},
+		Scheme:  scheme,
+		Cache:   cache.Options{ByObject: map[client.Object]cache.ByObject{&v1alpha1.GPUNode{}: own}},
+		Metrics: server.Options{BindAddress: "0"},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("making the manager: %w", err)
@@ -134,17 +128,14 @@ func serveUsage(ctx context.Context, f agentFlags, mgr manager.Manager, c *agent
 	if err := mgr.Add(sampler); err != nil {
 		return fmt.Errorf("adding the sampler of the GPUs: %w", err)
 	}
-	handler := func(w http.ResponseWriter, r *http.Request) {
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Has(usage.HistoryQuery) {
 			sampler.ServeHTTP(w, r)
 			return
 		}
 		c.ServeUsage(w, r)
-	}
-	if err := mgr.AddMetricsServerExtraHandler(usage.Path, http.HandlerFunc(handler)); err != nil {
-		return fmt.Errorf("serving the usage of the GPUs: %w", err)
-	}
-	return nil
+	})
+	return serving.Metrics(ctx, mgr, f.metricsAddress, access.Guard(clock.RealClock{}, usage.TokenHeader), map[string]http.Handler{usage.Path: handler})
 }
 
 // newController connects the agent to the driver, the host and the kubelet.

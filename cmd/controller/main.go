@@ -31,6 +31,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/cmd/internal/connection"
+	"github.com/gpusharing/gpu-sharing-operator/cmd/internal/serving"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/agentinstall"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/autoscaling"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/demand"
@@ -121,10 +122,7 @@ func newManager(f flags) (manager.Manager, error) {
 		LeaderElectionID:              name,
 		LeaderElectionNamespace:       f.namespace,
 		LeaderElectionReleaseOnCancel: true, // the program ends when the manager does
-		HealthProbeBindAddress:        f.healthAddress,
-		Metrics: server.Options{
-			BindAddress: f.metricsAddress, SecureServing: true, FilterProvider: access.Guard(clock.RealClock{}, ""),
-		},
+		Metrics:                       server.Options{BindAddress: "0"},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("making the manager: %w", err)
@@ -181,15 +179,11 @@ func register(ctx context.Context, mgr manager.Manager, f flags) error {
 	if err := mgr.Add(newRest()); err != nil {
 		return fmt.Errorf("adding what gives memory back: %w", err)
 	}
-	for _, add := range []func(string, healthz.Checker) error{mgr.AddHealthzCheck, mgr.AddReadyzCheck} {
-		if err := add("ping", healthz.Ping); err != nil {
-			return fmt.Errorf("adding the health checks: %w", err)
-		}
+	if err := serving.Metrics(ctx, mgr, f.metricsAddress, access.Guard(clk, ""), nil); err != nil {
+		return err
 	}
-	if err := mgr.AddReadyzCheck("kinds", policies.Ready); err != nil {
-		return fmt.Errorf("adding the readiness check: %w", err)
-	}
-	return nil
+	alive := map[string]healthz.Checker{"ping": healthz.Ping}
+	return serving.Health(ctx, mgr, f.healthAddress, alive, map[string]healthz.Checker{"ping": healthz.Ping, "kinds": policies.Ready})
 }
 
 // registerAutoscaling adds the controller that tells autoscalers what new nodes will advertise. It has a cache of its

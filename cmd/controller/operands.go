@@ -27,6 +27,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/cmd/internal/connection"
 	"github.com/gpusharing/gpu-sharing-operator/cmd/internal/features"
+	"github.com/gpusharing/gpu-sharing-operator/cmd/internal/serving"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/agentinstall"
 )
 
@@ -128,10 +129,9 @@ func runOperands(ctx context.Context, args []string) error {
 		return fmt.Errorf("registering the API: %w", err)
 	}
 	mgr, err := ctrl.NewManager(config, manager.Options{
-		Scheme:                 scheme,
-		Cache:                  cache.Options{DefaultNamespaces: map[string]cache.Config{f.owner.Namespace: {}}},
-		HealthProbeBindAddress: f.healthAddress,
-		Metrics:                server.Options{BindAddress: "0"},
+		Scheme:  scheme,
+		Cache:   cache.Options{DefaultNamespaces: map[string]cache.Config{f.owner.Namespace: {}}},
+		Metrics: server.Options{BindAddress: "0"},
 	})
 	if err != nil {
 		return fmt.Errorf("making the manager: %w", err)
@@ -143,8 +143,9 @@ func runOperands(ctx context.Context, args []string) error {
 	if err := operands.Register(mgr); err != nil {
 		return err
 	}
-	if err := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("installed", operands.Installed)); err != nil {
-		return fmt.Errorf("adding the health checks: %w", err)
+	alive := map[string]healthz.Checker{"ping": healthz.Ping}
+	if err := serving.Health(ctx, mgr, f.healthAddress, alive, map[string]healthz.Checker{"installed": operands.Installed}); err != nil {
+		return err
 	}
 	return mgr.Start(ctx)
 }
