@@ -521,6 +521,14 @@ func (c *run) heldGPUsOf(h *host) {
 	}
 }
 
+// hasAllocated reports whether the devices that a pod was allocated exist.
+func (h *host) hasAllocated(name string) bool {
+	p := h.pod(name)
+	return !slices.ContainsFunc(h.Claims, func(claim dra.Claim) bool {
+		return p.Has(claim) && slices.ContainsFunc(claim.Of(h.Name), func(device string) bool { _, _, exists := h.located(device); return !exists })
+	})
+}
+
 // waitsToStart lets a pod wait for its claim to be prepared: no container has started, so the kubelet reports no device
 // of it.
 func (h *host) waitsToStart(name string) {

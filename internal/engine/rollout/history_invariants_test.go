@@ -330,7 +330,8 @@ func (c *run) harmless() {
 			if s.instance != "" {
 				lost = !slices.ContainsFunc(d.State.Instances, func(i gpu.Instance) bool { return i.UUID == s.instance })
 			}
-			if lost && h.driver.dynamic && !h.driver.prepared[name] { // NVIDIA's driver destroys such instances when it starts
+			gone := h.driver.dynamic || !h.hasAllocated(name) // NVIDIA's driver destroys such instances when it starts, or calls the device otherwise now
+			if lost && gone && !h.driver.prepared[name] {
 				delete(c.heldGPUs, name)
 			} else if lost {
 				c.breaks("harmless", "what %s uses (GPU %s of %s) was taken from it", name, s.uuid, s.node)
