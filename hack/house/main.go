@@ -27,7 +27,7 @@ import (
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
 	{"KB of Go in internal, without tests", 2323},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2710},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2711},
 	{"KB of tests and of test", 4860},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
