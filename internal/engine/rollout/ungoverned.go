@@ -79,7 +79,7 @@ func awaiting(v *node.View, until time.Time) member {
 		State: node.UpToDate, Reason: v1alpha1.ReasonNoPolicy, After: until.Sub(v.Snapshot.Now),
 		Message: "The GPUNode was made anew, or an object of the node restored from a backup, and no policy governs the node yet; without one the node is restored at " + format.Clock(until),
 	}
-	m.Actions = node.RestoreScheduling(v, "no policy governs the node")
+	m.Actions = append(node.RestoreScheduling(v, "no policy governs the node"), node.AskNothingOfUsers(v)...)
 	m.Slot = slotOf(&m)
 	return m
 }
