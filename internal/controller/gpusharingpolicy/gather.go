@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -47,11 +48,8 @@ func (c *Controller) gather(ctx context.Context) (*seen, error) {
 		return nil, err
 	}
 	s.plugin = plugin
-	s.snapshot.Now, s.snapshot.Plugin, s.snapshot.Configs, s.snapshot.ConfigsCopy = c.Clock.Now(), plugin.DevicePlugin, plugin.Applied, plugin.Copied
-	if c.leadsSince.IsZero() {
-		c.leadsSince = s.snapshot.Now
-	}
-	s.snapshot.LeadsSince = c.leadsSince
+	s.snapshot.Now, s.snapshot.LeadsSince = c.times()
+	s.snapshot.Plugin, s.snapshot.Configs, s.snapshot.ConfigsCopy = plugin.DevicePlugin, plugin.Applied, plugin.Copied
 	if s.snapshot.NodePools, err = c.gatherNodePools(ctx); err != nil {
 		return nil, err
 	}
@@ -60,6 +58,15 @@ func (c *Controller) gather(ctx context.Context) (*seen, error) {
 		return nil, err
 	}
 	return s, c.gatherNodes(ctx, s)
+}
+
+// times are the time of a reconcile, and that of the first one: only who leads reconciles.
+func (c *Controller) times() (now, leadsSince time.Time) {
+	now = c.Clock.Now()
+	if c.leadsSince.IsZero() {
+		c.leadsSince = now
+	}
+	return now, c.leadsSince
 }
 
 // gatherPolicies reads the policies, with which every decision begins.

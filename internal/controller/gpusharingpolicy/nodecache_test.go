@@ -419,6 +419,14 @@ func TestARefusalIsForgottenInTime(t *testing.T) {
 	r.Expect(executing.again(0)).To(BeZero())
 }
 
+func TestTheControllerLeadsSinceItsFirstReconcile(t *testing.T) {
+	r := newReading(t)
+	began, _ := r.times()
+	r.Clock = clocktesting.NewFakePassiveClock(began.Add(time.Hour))
+	now, since := r.times()
+	r.Expect([]time.Time{now, since}).To(Equal([]time.Time{began.Add(time.Hour), began}))
+}
+
 // NVIDIA's chart turns the GPUs of its DRA driver off by leaving a container out.
 func TestTheDRADriverWhoseGPUsAreTurnedOffWakesTheController(t *testing.T) {
 	offers := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "dra", Generation: 1}}
