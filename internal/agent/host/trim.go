@@ -102,11 +102,7 @@ func weigh(root *os.Root, folder string, most int) weight {
 
 // taken is what a file takes of the node's memory, in bytes. It may be more than its size (fallocate).
 func taken(info fs.FileInfo) int64 {
-	stat, is := info.Sys().(*syscall.Stat_t)
-	if !is {
-		return info.Size()
-	}
-	return takenBy(stat.Size, stat.Blocks)
+	return takenBy(info.Size(), info.Sys().(*syscall.Stat_t).Blocks) //nolint:forcetypeassert // it is of Linux
 }
 
 func takenBy(size, blocks int64) int64 {
@@ -184,25 +180,30 @@ func (p *Proc) removedOf(pid int, folder string, most int) (files []removedFile)
 			break
 		}
 	}
-	take(p.mapped(dir), p.mappedFile)
+	take(p.mapped(dir, folder), p.mappedFile)
 	return files
 }
 
 // maxMaps is how much is read of the list of what a process has in its memory.
 const maxMaps = 8 << 20
 
-// mapped are the parts of a process's memory that are files which were removed, by the names that the kernel gives them. One
-// such file may be many parts.
-func (p *Proc) mapped(dir string) (names []string) {
+// mapped are the parts of a process's memory that are removed files, by the kernel's names. Of other file systems than the
+// folder's nothing is asked: they may answer to nobody.
+func (p *Proc) mapped(dir, folder string) (names []string) {
+	var stat unix.Stat_t
+	if unix.Stat(folder, &stat) != nil {
+		return nil
+	}
+	wanted := fmt.Sprintf("%02x:%02x", unix.Major(stat.Dev), unix.Minor(stat.Dev))
 	maps, _ := p.look(path.Join(dir, "maps"), func() ([]byte, error) { return p.read(path.Join(dir, "maps"), maxMaps) })
 	last := ""
 	for line := range strings.Lines(string(maps)) {
 		fields := strings.Fields(line)
 		const device, inode, name = 3, 4, 5
-		if len(fields) <= name || !strings.HasSuffix(line, " (deleted)\n") || fields[device]+fields[inode] == last {
+		if len(fields) <= name || fields[device] != wanted || !strings.HasSuffix(line, " (deleted)\n") || fields[inode] == last {
 			continue
 		}
-		names, last = append(names, fields[0]), fields[device]+fields[inode]
+		names, last = append(names, fields[0]), fields[inode]
 	}
 	return names
 }

@@ -54,17 +54,24 @@ func procOfThisMachine(t *testing.T) *host.Proc {
 	return host.NewProc(root)
 }
 
+// nodesRun is a /run of a node, of that size, with a pipe directory.
+func nodesRun(t *testing.T, size string) (run, pipe string) {
+	t.Helper()
+	run = t.TempDir()
+	if err := unix.Mount("run", run, "tmpfs", 0, "size="+size+",mode=755"); err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(run, unix.MNT_DETACH) })
+	pipe = filepath.Join(run, "pipe")
+	NewWithT(t).Expect(os.Mkdir(pipe, 0o755)).To(Succeed())
+	return run, pipe
+}
+
 // TestTrimGivesBackWhatATenantHasFilled: NVIDIA's device plugin mounts the pipe directory, which lies on the node's
 // /run, writable in the containers of clients, most of which run as root.
 func TestTrimGivesBackWhatATenantHasFilled(t *testing.T) {
 	g := NewWithT(t)
-	run := t.TempDir()
-	if err := unix.Mount("run", run, "tmpfs", 0, "size=8m,mode=755"); err != nil {
-		t.Skip(err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(run, unix.MNT_DETACH) })
-	pipe := filepath.Join(run, "pipe")
-	g.Expect(os.Mkdir(pipe, 0o755)).To(Succeed())
+	run, pipe := nodesRun(t, "8m")
 	l, err := net.Listen("unix", filepath.Join(pipe, "control"))
 	g.Expect(err).NotTo(HaveOccurred())
 	defer l.Close() //nolint:errcheck // nothing was sent
@@ -186,13 +193,7 @@ func TestTrimFindsWhatATenantHides(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			run := t.TempDir()
-			if err := unix.Mount("run", run, "tmpfs", 0, "size=8m,mode=755"); err != nil {
-				t.Skip(err)
-			}
-			t.Cleanup(func() { _ = unix.Unmount(run, unix.MNT_DETACH) })
-			pipe := run + "/pipe"
-			g.Expect(os.Mkdir(pipe, 0o755)).To(Succeed())
+			run, pipe := nodesRun(t, "8m")
 			free := func() int64 {
 				var s unix.Statfs_t
 				g.Expect(unix.Statfs(run, &s)).To(Succeed())
@@ -251,13 +252,7 @@ func lease(folder string) {
 
 func TestTrimWaitsForNoLease(t *testing.T) {
 	g := NewWithT(t)
-	run := t.TempDir()
-	if err := unix.Mount("run", run, "tmpfs", 0, "size=16m,mode=755"); err != nil {
-		t.Skip(err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(run, unix.MNT_DETACH) })
-	pipe := run + "/pipe"
-	g.Expect(os.Mkdir(pipe, 0o755)).To(Succeed())
+	_, pipe := nodesRun(t, "16m")
 	command := exec.Command(os.Args[0])
 	command.Env = append(os.Environ(), leases+"="+pipe)
 	command.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}

@@ -126,8 +126,8 @@ func (b *budget) spend(m *member) {
 	}
 }
 
-// countsAsUnavailable reports whether a node counts among those that are kept from their users, or is protected in this very
-// step, which waits for no slot. One whose slot has expired counts until its scheduling is restored: the write that does
+// countsAsUnavailable reports whether a node counts among those that are kept from their users, or is protected in this step.
+// One whose slot has expired counts until its scheduling is restored: the write that does
 // that may fail, or come after the taint of the node that gets the slot.
 func countsAsUnavailable(m *member) bool {
 	if !m.MadeUnavailable() {

@@ -71,7 +71,7 @@ func slotDeadline(m *member) time.Time {
 	return until
 }
 
-// takenUntil is until when a node may be kept from its users at most; taken is false if it is not, or since when is not known.
+// takenUntil is until when a node may be kept from its users at most; taken is false if since when is not known.
 func takenUntil(m *member) (most time.Time, taken bool) {
 	t := m.Taint()
 	if t == nil || t.TimeAdded == nil {
