@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/test/env"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/simdriver"
@@ -105,7 +106,8 @@ func (d *demo) dateBack(ctx context.Context) error {
 	if err := controller.Patch(ctx, node, client.MergeFrom(base)); err != nil {
 		return fmt.Errorf("dating the change of %s back: %w", changedNode, err)
 	}
-	d.narration.say("The agent reports StepFailed and tries again for %.0f minutes. The demo does not wait: it dates the change back.", agentsTime.Minutes())
+	d.narration.say("The agent reports StepFailed and tries again for %.0f minutes. The demo dates the change back; a controller lets nothing fail in its first %.0f minutes.",
+		agentsTime.Minutes(), timing.Grace.Minutes())
 	return nil
 }
 
