@@ -59,34 +59,36 @@ func changedDevices(spec v1alpha1.GPUNodeSpec) []v1alpha1.DeviceSpec {
 func releasedAsIs(spec v1alpha1.GPUNodeSpec) bool { return spec.PolicyName == "" && Retained(spec) }
 
 // restorable returns the GPUs that the operator has changed and the node still has, each in the state to which it
-// returns. A GPU without an entry in the baseline, though the operator changed it, returns to no MIG mode and no MPS
-// daemon: the state of a GPU that nobody has partitioned.
+// returns. One without an entry in the baseline returns to no MIG mode and no MPS daemon.
 func restorable(n *v1alpha1.GPUNode, have []gpu.Device) []v1alpha1.DeviceSpec {
 	if n.Spec.Baseline == nil {
 		return nil
 	}
 	devices := withoutLost(n.Spec.Baseline.Devices, have)
 	for _, d := range have {
-		if specRequests(n, d.UUID) && !cluster.Lists(devices, d.UUID) {
+		if cluster.Lists(n.Spec.Devices, d.UUID) && !cluster.Lists(devices, d.UUID) {
 			devices = append(devices, unpartitioned(d.UUID))
 		}
 	}
 	return devices
 }
 
-// specRequests reports whether the spec, or the last good state, asks for a state of a GPU.
-func specRequests(n *v1alpha1.GPUNode, uuid string) bool {
-	good := lastGood(n)
-	return cluster.Lists(n.Spec.Devices, uuid) || good != nil && cluster.Lists(good.Devices, uuid)
-}
-
 // lastGood is the last good state of a node; nil if it has none. That of a node whose agent was asked for nothing was
-// forgotten: the report that removes it comes later than the spec is emptied, and another policy may come before.
+// forgotten: the report that removes it comes later than the spec is emptied, and another policy may come before. A GPU
+// that the spec nowhere lists was left to its users.
 func lastGood(n *v1alpha1.GPUNode) *v1alpha1.NodeSharing {
-	if n.Spec.ChangeTime.IsZero() {
+	good, spec := n.Status.Rollout.LastGood, &n.Spec
+	if good == nil || spec.ChangeTime.IsZero() {
 		return nil
 	}
-	return n.Status.Rollout.LastGood
+	theirs := func(d v1alpha1.DeviceSpec) bool {
+		return !cluster.Lists(spec.Devices, d.UUID) && (spec.Baseline == nil || !cluster.Lists(spec.Baseline.Devices, d.UUID))
+	}
+	if slices.ContainsFunc(good.Devices, theirs) {
+		good = good.DeepCopy()
+		good.Devices = slices.DeleteFunc(good.Devices, theirs)
+	}
+	return good
 }
 
 // unpartitioned is a GPU that is not shared and not in MIG mode.

@@ -199,6 +199,36 @@ func TestWhatARetainingPolicyLeftIsNotTakenDownByAnother(t *testing.T) {
 	g.Expect(h.devices()[1].State.Instances).To(HaveLen(3))
 }
 
+// TestWhatARetainingPolicyLeftOutlivesAnother that fails, or is deleted before it is done, and selects other GPUs.
+func TestWhatARetainingPolicyLeftOutlivesAnother(t *testing.T) {
+	for name, fails := range map[string]bool{"it fails": true, "it is deleted": false} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain })
+			c.run(200)
+			c.Policies = nil
+			c.run(60)
+			h.breaks(h.Labels[v1alpha1.LabelConfig])
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("other", mig(count("3g.20gb", 2)), onGPUs(0))}
+			c.steps(60)
+			g.Expect(h.devices()[0].State.Instances).To(HaveLen(2))
+			h.destroy(1) // by a user
+			left := h.GPU.Status.Devices[1].Sharing
+			if fails {
+				d, _ := c.run(600)
+				g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
+				g.Expect(h.devices()[0].State.Instances).To(HaveLen(3))
+				g.Expect(h.GPU.Status.Devices[1].Sharing).To(Equal(left))
+			}
+			h.broken, c.Policies = nil, nil
+			c.run(600)
+			g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+			g.Expect(h.devices()[0].State.MIG).To(BeFalse())
+			g.Expect(h.GPU.Status.Devices[1].Sharing).To(Equal(left))
+		})
+	}
+}
+
 // TestADeselectedGPUWithSharedInstancesReturns: NVIDIA's device plugin would share its instances too, but they go.
 func TestADeselectedGPUWithSharedInstancesReturns(t *testing.T) {
 	g := NewWithT(t)

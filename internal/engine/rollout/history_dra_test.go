@@ -284,7 +284,7 @@ func (c *run) taintRuleFightEvent(random *rand.Rand) {
 	})
 }
 
-// gpuAwayEvent takes a GPU off the bus, and puts it back a while later.
+// gpuAwayEvent takes a GPU off the bus, and puts it back a while later: its driver starts it anew then.
 func (c *run) gpuAwayEvent(random *rand.Rand) {
 	h := c.onDRA(random)
 	if h == nil || len(h.devices()) < 2 {
@@ -297,8 +297,9 @@ func (c *run) gpuAwayEvent(random *rand.Rand) {
 			c.leaves(h, p)
 		}
 	}
-	var gone sim.GPU
+	back, gone := h.back(), sim.GPU{}
 	h.hardware.Update(func(n *sim.Node) {
+		n.GPUs[at].Start()
 		gone = n.GPUs[at]
 		n.GPUs = slices.Delete(slices.Clone(n.GPUs), at, at+1)
 	})
@@ -308,6 +309,7 @@ func (c *run) gpuAwayEvent(random *rand.Rand) {
 	if boot := h.bootID(); boot != "" && len(h.devices()) == at {
 		h.hardware.Update(func(n *sim.Node) { n.GPUs = append(n.GPUs, gone) })
 		h.report()
+		h.reborn(back...)
 		c.tell("GPU %d of %s is back", at, h.Name)
 	}
 }

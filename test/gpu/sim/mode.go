@@ -120,13 +120,18 @@ func (n *Node) Reboot() {
 // Reload loads the kernel module anew, which does to the GPUs what a boot does.
 func (n *Node) Reload() {
 	for i := range n.GPUs {
-		g := &n.GPUs[i]
-		g.Processes, g.Uses, g.Persistence = nil, nil, false
-		if !g.Spec().ModeSurvivesBoot {
-			g.PendingMIG = false
-		}
-		g.clear()
+		n.GPUs[i].Start()
 	}
+}
+
+// Start is the kernel module that finds a GPU, at its own start or when the GPU comes to the bus: of what was set since
+// the last time it has nothing, but the MIG mode where that is kept in the GPU.
+func (g *GPU) Start() {
+	g.Processes, g.Uses, g.Persistence = nil, nil, false
+	if !g.Spec().ModeSurvivesBoot {
+		g.PendingMIG = false
+	}
+	g.clear()
 }
 
 func (g *GPU) clear() {
