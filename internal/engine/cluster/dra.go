@@ -46,7 +46,8 @@ func (d *DRA) Signature() string {
 }
 
 // StackOf returns which of NVIDIA's programs offers the GPUs of a node. Under the GPU Operator a deploy label that is
-// true, or stopped, tells that the device plugin is to come.
+// true, or stopped, tells that the device plugin is to come. A stand-alone one may only restart as long as the kubelet lists
+// its devices as capacity, five minutes after it is gone.
 func (p *DevicePlugin) StackOf(n *Node) dra.Stack {
 	reason, _ := shownByDRA(n)
 	f := dra.Facts{Driver: reason != ""}
@@ -54,7 +55,8 @@ func (p *DevicePlugin) StackOf(n *Node) dra.Stack {
 		return dra.StackOf(f)
 	}
 	deploy := n.Labels[DeployLabels()[0]]
-	f.Plugin = p.ClusterPolicy && deploy != "" && deploy != LabelFalse || slices.ContainsFunc(n.Pods, func(o Pod) bool {
+	restarts := !p.ClusterPolicy && p.Reason == "" && len(n.Unallocatable) > 0
+	f.Plugin = restarts || p.ClusterPolicy && deploy != "" && deploy != LabelFalse || slices.ContainsFunc(n.Pods, func(o Pod) bool {
 		return o.KeptBy(DeployLabels()[0]) || !p.ClusterPolicy && o.MountsConfig && o.Controller == daemonSet
 	})
 	for name, count := range n.Allocatable {

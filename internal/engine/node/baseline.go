@@ -159,15 +159,19 @@ func restoreConfigLabel(v *View, labels map[string]*string) {
 // LeaveLostConfig takes that label back if it selects a configuration of the operator's that is nowhere any more, as
 // after an uninstallation by force, and will not be written: NVIDIA's config-manager would end there for ever.
 func LeaveLostConfig(v *View) []action.Action {
-	key := v.Node.Labels[v1alpha1.LabelConfig]
-	_, written := v.Snapshot.Configs[key]
-	_, copied := v.Snapshot.ConfigsCopy[key]
-	if written || copied || !SelectsOwnConfig(v) || v.Desired != nil && v.Desired.Config.Key == key {
+	if !SelectsOwnConfig(v) || !configLost(v, v.Node.Labels[v1alpha1.LabelConfig]) {
 		return nil
 	}
 	patch := v.Patch("taking back a label that selects a configuration which is gone")
 	restoreConfigLabel(v, patch.Labels)
 	return []action.Action{patch}
+}
+
+// configLost reports whether a configuration of the operator's is nowhere any more, and will not be written.
+func configLost(v *View, key string) bool {
+	_, written := v.Snapshot.Configs[key]
+	_, copied := v.Snapshot.ConfigsCopy[key]
+	return !written && !copied && (v.Desired == nil || !slices.Contains(v.Desired.Config.Keys(), key))
 }
 
 // isOwnMIGConfig reports whether the value of nvidia.com/mig.config is one that the operator writes.

@@ -231,7 +231,7 @@ func hidden(v *View) (message string, is bool) {
 		return "", false // not ours to write or to configure: it is what was there before
 	}
 	if _, written := v.Snapshot.Configs[v.Target.Config]; !written {
-		if v.FallsBack {
+		if v.Target.IsBaseline {
 			return "", false // likewise
 		}
 		return fmt.Sprintf("writing the configuration %s into the ConfigMap", v.Target.Config), true

@@ -179,11 +179,11 @@ func withoutNVIDIAMPS(devices []v1alpha1.DeviceSpec) []v1alpha1.DeviceSpec {
 	return devices
 }
 
-// LastOnStack is the GPUNode of the node without a last good state that the other one of NVIDIA's programs served:
-// nothing there reads its configuration.
+// LastOnStack is the GPUNode of the node without a last good state that the other one of NVIDIA's programs served, since
+// nothing there reads its configuration, or whose configuration is nowhere any more.
 func (v *View) LastOnStack() *v1alpha1.GPUNode {
 	n := v.Node.GPU
-	if good := n.Status.Rollout.LastGood; good != nil && dra.IsConfig(good.ConfigName) == v.ReadsConfigs() {
+	if good := n.Status.Rollout.LastGood; good != nil && (dra.IsConfig(good.ConfigName) == v.ReadsConfigs() || v.ReadsConfigs() && configLost(v, good.ConfigName)) {
 		n.Status.Rollout.LastGood = nil
 	}
 	return &n

@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -72,6 +73,44 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 			d, _ = c.run(200)
 			g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(2)), "another desired state is tried: %v", d.Nodes)
 			g.Expect(c.hosts["a"].GPU.Status.Rollout.Failed).To(BeNil())
+		})
+	}
+}
+
+// TestNoNodeSelectsAConfigThatIsGone when it falls back: nothing keeps that of a last good state while no policy governs
+// the node and NVIDIA's DRA driver serves it. One that only the copy has is written again first.
+func TestNoNodeSelectsAConfigThatIsGone(t *testing.T) {
+	for name, copied := range map[string]bool{"nowhere": false, "taken away again and again": true} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newSite()
+			h := c.add("a", sim.A100)
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+			c.run(60)
+			good := h.Labels[v1alpha1.LabelConfig]
+			h.breaks(good)
+			c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = timeSlicing(8) })
+			for h.GPU.Status.Rollout.Failed == nil {
+				c.steps(1)
+			}
+			kept := c.Configs
+			for range 100 {
+				if c.Configs, c.ConfigsCopy = maps.Clone(c.Configs), nil; copied {
+					c.ConfigsCopy = kept
+				}
+				delete(c.Configs, good)
+				c.reconcile()
+				delete(c.Configs, good)
+				c.tick(time.Second)
+			}
+			g.Expect(c.crashes).To(BeEmpty())
+			g.Expect(h.Labels[v1alpha1.LabelConfig]).NotTo(Equal(good))
+			if c.steps(200); copied {
+				g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(good))
+			} else {
+				g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
+			}
+			g.Expect(c.crashes).To(BeEmpty())
 		})
 	}
 }

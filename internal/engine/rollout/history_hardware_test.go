@@ -38,6 +38,7 @@ type hardwareEvents struct {
 	backedUp   bool            // its Node or GPUNode was, from a backup
 	booted     bool            // since NVIDIA's device plugin was started on purpose
 	lastPolicy string          // that governed the node
+	seenAlone  bool            // the controller saw last that NVIDIA's DRA driver alone serves it
 	sharedAt   time.Time       // when the controller last saw that another one offers the GPUs
 	recorded   bool            // the Node has named that controller
 	looked     int             // so many writes to the hardware were looked at

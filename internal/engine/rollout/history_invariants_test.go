@@ -97,8 +97,8 @@ func (c *run) pluginRestarts(h *host, a action.DeletePod) {
 func (c *run) takesOver(h *host, a action.Action) {
 	spec, sets := a.(action.SetSpec)
 	taints := action.KeepsOff(a)
-	if h != nil && h.OtherPartitioner == "" && c.Plugin.StackOf(h.Node) == dra.DRADriver {
-		return // the device plugin has left: its pods block the change until they end, and no other comes
+	if h != nil && h.seenAlone {
+		return // the device plugin has left, as was read just now: its pods block the change until they end, and no other comes
 	}
 	if a.For().Name != "" && (taints || sets && spec.Why != "" && len(spec.Spec.Devices) > len(h.GPU.Spec.Devices)) && c.Now.Sub(h.sharedAt) < 5*time.Minute {
 		c.breaks("harmless", "node %s is taken over, whose GPUs another controller offers (recorded: %v): %s", h.Name, h.recorded, a)

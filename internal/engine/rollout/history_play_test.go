@@ -19,6 +19,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 )
@@ -242,6 +243,7 @@ func (c *run) seesOthers(s cluster.Snapshot) {
 		if h == nil {
 			continue
 		}
+		h.seenAlone = s.Nodes[i].OtherPartitioner == "" && s.Plugin.StackOf(&s.Nodes[i]) == dra.DRADriver
 		if offered(&s, &s.Nodes[i]) {
 			h.sharedAt = c.Now
 		}

@@ -72,11 +72,11 @@ type nodeEntry struct {
 type derived struct {
 	basis
 
-	selected, target string // content of the key that the node selects, and of the one that it is to select
-	view             *node.View
-	tally            demandTally
-	result           node.Result
-	actions          []action.Action // that wait for no slot
+	content [3]string // of the keys
+	view    *node.View
+	tally   demandTally
+	result  node.Result
+	actions []action.Action // that wait for no slot
 	// settled says that the result stays the same until its basis changes: nothing is to be done, and no deadline
 	// passes.
 	settled bool
@@ -311,14 +311,14 @@ func isUnchanged(m *member) bool {
 func (r *nodeEntry) cachedView(s *cluster.Snapshot, g policy.Governed) *derived {
 	n, d := r.node, r.derived
 	b := basisOf(s, n, g.By, r.stack)
-	if d == nil || d.basis != b || !d.sameKeys(s, n) {
+	if d == nil || d.basis != b || d.content != d.keys(s, n) {
 		timeless := *s
 		timeless.Now = time.Time{}
 		d = &derived{basis: b, view: node.Observe(&timeless, n, g)}
 		d.shareDevices(n.GPU.Spec.Devices)
 		d.tally = demandTally{Demands: demandsOf(n.Pods), Counts: countsOf(d.view), Single: singleResources(d.view)}
 		d.released = node.ReleaseRecorded(n, g.By)
-		d.selected, d.target = d.keys(s, n)
+		d.content = d.keys(s, n)
 		r.derived = d
 	}
 	d.view.Snapshot, d.view.Node, d.view.Policy, d.view.Losers = s, n, g.By, g.Over
@@ -353,12 +353,12 @@ func (d *derived) decide() {
 	}
 }
 
-// keys is the content of the keys that the view of a node depends on.
-func (d *derived) keys(s *cluster.Snapshot, n *cluster.Node) (selected, target string) {
-	return s.Configs[n.Labels[v1alpha1.LabelConfig]], s.Configs[d.view.Target.Config]
-}
-
-func (d *derived) sameKeys(s *cluster.Snapshot, n *cluster.Node) bool {
-	selected, target := d.keys(s, n)
-	return selected == d.selected && target == d.target
+// keys is the content of the keys that the view of a node depends on: the one that the node selects, the one that it is to
+// select and, where that is what it falls back to, the one of its last good state.
+func (d *derived) keys(s *cluster.Snapshot, n *cluster.Node) (content [3]string) {
+	content[0], content[1] = s.Configs[n.Labels[v1alpha1.LabelConfig]], s.Configs[d.view.Target.Config]
+	if good := n.GPU.Status.Rollout.LastGood; good != nil && d.view.FallsBack {
+		content[2], _ = configContent(s, good.ConfigName)
+	}
+	return content
 }

@@ -339,6 +339,31 @@ func TestRetainKeepsTheTaints(t *testing.T) {
 	g.Expect(c.Plugin.Operands.Ours).To(Equal([]corev1.Toleration{ofShared}))
 }
 
+// TestAStandAlonePluginThatRestartsIsStillThere beside NVIDIA's DRA driver, of which nobody asks what it tolerates then. It
+// has left once the kubelet no longer lists its devices.
+func TestAStandAlonePluginThatRestartsIsStillThere(t *testing.T) {
+	g := NewWithT(t)
+	c, h := standAlone()
+	c.offersClaims()
+	h.Pods[0].Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	h.Pods = append(h.Pods, cluster.Pod{Namespace: "nvidia-dra", Name: "dra", UID: "dra", Controller: "DaemonSet", DRA: true, Scheduled: c.Now})
+	apart := corev1.Taint{Key: "team", Value: "ml", Effect: corev1.TaintEffectNoSchedule}
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), evicting, tainting(apart))}
+	d, _ := c.run(20)
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRADriverActive))
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{apart}))
+
+	h.Pods = h.Pods[1:]
+	c.tick(time.Second)
+	g.Expect(h.Unallocatable).To(HaveKey("nvidia.com/gpu"))
+	d = c.reconcile()
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRADriverActive))
+	g.Expect(h.Taints).To(Equal([]corev1.Taint{apart}))
+	g.Expect(h.DevicesTaintedAt).To(BeZero())
+	c.tick(keepsCapacity)
+	g.Expect(one(c.reconcile()).Reason).NotTo(Equal(v1alpha1.ReasonDRADriverActive))
+}
+
 // TestATaintStaysWhileAStandAlonePluginHasNoPod, as while its DaemonSet replaces it, and goes once a pod is there that
 // does not tolerate it.
 func TestATaintStaysWhileAStandAlonePluginHasNoPod(t *testing.T) {
