@@ -188,6 +188,9 @@ func explainMaintenance(v *View, m Maintenance, r Result) Result {
 	if interruptionOverdue(v) {
 		r.Message += fmt.Sprintf(". It takes no slot in the budget any more, because that lasts for more than %s", timing.MaintenanceTimeout)
 	}
+	if stopped := stoppedForUpgrade(v); m.Validates && stopped != "" { // the upgrade waits for it, and k8s-driver-manager runs no more
+		r.Message += fmt.Sprintf(". If %s stays stopped, delete the driver's pod on the node", stopped)
+	}
 	return untilOverdue(v, r)
 }
 

@@ -23,10 +23,14 @@ func TestTheAgentIsAllowed(t *testing.T) {
 		sets    bool
 		message string
 	}{
-		"absent":                            {sets: true},
-		"empty":                             {labels: map[string]string{v1alpha1.LabelRunsAgent: ""}, sets: true},
-		"false":                             {labels: map[string]string{v1alpha1.LabelRunsAgent: "false"}, message: `is "false"; set it to true`},
-		"stopped by driver-manager":         {labels: map[string]string{v1alpha1.LabelRunsAgent: driverStopped}, message: "Waiting for a driver upgrade"},
+		"absent":                    {sets: true},
+		"empty":                     {labels: map[string]string{v1alpha1.LabelRunsAgent: ""}, sets: true},
+		"false":                     {labels: map[string]string{v1alpha1.LabelRunsAgent: "false"}, message: `is "false"; set it to true`},
+		"stopped by driver-manager": {labels: map[string]string{v1alpha1.LabelRunsAgent: driverStopped}, message: "Waiting for a driver upgrade"},
+		"left stopped by driver-manager": {
+			labels:  map[string]string{v1alpha1.LabelRunsAgent: driverStopped, upgradeLabel: "validation-required"},
+			message: "If nvidia.com/gpu.deploy.client stays stopped, delete the driver's pod on the node",
+		},
 		"stopped by mig-manager":            {labels: map[string]string{v1alpha1.LabelRunsAgent: managerStopped}, message: "mig-manager is changing"},
 		"set already":                       {labels: map[string]string{v1alpha1.LabelRunsAgent: "true"}, message: "the agent on the node is not Ready"},
 		"the node has opted out":            {labels: map[string]string{optOutLabel: "false"}, message: optOutLabel + "=false"},

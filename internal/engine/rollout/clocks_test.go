@@ -244,6 +244,7 @@ func (h *host) boot() {
 		})
 	}
 	h.hardware.Reboot()
+	h.startsAgain()
 	h.plugin.running, h.required, h.Unallocatable = false, false, nil
 	clear(h.plugin.gone)
 	for name := range h.Allocatable {

@@ -38,6 +38,7 @@ func (c *run) sickEvent(random *rand.Rand) {
 
 func (c *run) LoseGPU(h *host, index int) {
 	d := h.devices()[index]
+	by, _, _ := c.Desired(h) // without that GPU it may be another
 	for _, holder := range d.Holders {
 		c.end(h, holder.Pod)
 	}
@@ -50,18 +51,17 @@ func (c *run) LoseGPU(h *host, index int) {
 	h.plugin.running = false
 	h.report()
 	h.reborn()
-	if by, _, _ := c.Desired(h); c.seed%onDriver >= history.Late && by != nil && (by.Spec.Rollout.Paused && h.lastPolicy != by.Name || c.isUnapplied(h, by)) {
+	if c.seed%onDriver >= history.Late && by != nil && (by.Spec.Rollout.Paused && h.lastPolicy != by.Name || h.isUnresolved(by)) {
 		h.countsAnew() // indexes are those that the GPUs have when the policy is first applied
 	}
 }
 
-// isUnapplied reports whether a policy names other indexes than were resolved on a host, of whose GPUs nothing is known yet or
-// on which it cannot be honoured, so that nothing was recorded (817896, 2^40+804231).
-func (c *run) isUnapplied(h *host, by *v1alpha1.GPUSharingPolicy) bool {
-	held := strings.HasPrefix(c.states[h.Name], string(node.Unknown)) || strings.HasPrefix(c.states[h.Name], string(node.Unsupported))
+// isUnresolved reports whether a policy names other indexes than were resolved on a host: they are resolved once its first
+// change there begins, by the GPUs that are there then (817896, 915290, 2^40+804231).
+func (h *host) isUnresolved(by *v1alpha1.GPUSharingPolicy) bool {
 	spec, want := h.copied().GPU.Spec, by.Spec.GPUSelector
 	was := spec.Numbering
-	return held && want != nil && len(want.Indexes) > 0 && (was == nil || spec.PolicyName != by.Name || !slices.Equal(was.Indexes, want.Indexes))
+	return want != nil && len(want.Indexes) > 0 && (was == nil || spec.PolicyName != by.Name || !slices.Equal(was.Indexes, want.Indexes))
 }
 
 func (c *run) Join(name string, random *rand.Rand) {

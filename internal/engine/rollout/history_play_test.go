@@ -152,7 +152,7 @@ func (c *run) waitsFor(d rollout.Decision, usual time.Duration) time.Duration {
 		if h.off {
 			continue
 		}
-		if h.upgrade.goesOn() || !h.began.IsZero() && h.acts {
+		if h.upgrade.goesOn() && !h.upgradeStays() || !h.began.IsZero() && h.acts {
 			sooner(10 * time.Second)
 		}
 		if !h.down.IsZero() {
@@ -421,6 +421,7 @@ func (c *run) EndFaults() {
 // repairs ends what others have done to a node and would not leave so.
 func (c *run) repairs(h *host) {
 	was := c.before[h.Name]
+	h.startsAgain() // a user deletes the driver's pod
 	for _, label := range []string{pluginLabel, gfdLabel, v1alpha1.LabelRunsAgent, dcgmLabel, exporterLabel} {
 		value, had := was.Labels[label]
 		is := h.Labels[label]

@@ -106,7 +106,8 @@ func (c *run) heldInVain(d rollout.Decision) {
 		if h.withoutGPUNode {
 			most = timing.ApplyTimeout // nobody knows what its agent is at work on
 		}
-		if waits := c.Now.Sub(h.upgrade.began); h.Labels[upgradeLabel] == "validation-required" && h.isKept() && !h.off && len(c.fights) == 0 && waits > most+2*time.Minute {
+		ours := h.isTainted() || h.isKept() && !h.stoppedForUpgrade() // what k8s-driver-manager has stopped too waits for that
+		if waits := c.Now.Sub(h.upgrade.began); h.Labels[upgradeLabel] == "validation-required" && ours && !h.off && len(c.fights) == 0 && waits > most+2*time.Minute {
 			c.breaks("bounded", "node %s is kept from its users for %s, and an upgrade of the driver waits for that: %s", n.Node, waits, n.Message)
 		}
 		rests := slices.Contains([]node.State{node.Unsupported, node.UpToDate, node.Degraded}, n.State) ||

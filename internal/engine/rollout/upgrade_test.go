@@ -110,7 +110,7 @@ func (c *site) upgrading(h *host) {
 	case nvidia.PodRestartRequired:
 		c.manageDriver(h)
 	case nvidia.ValidationRequired:
-		if h.plugin.running || h.driver.serves && h.validates() {
+		if !h.upgradeStays() && (h.plugin.running || h.driver.serves && h.validates()) {
 			h.upgradesOn()
 		}
 	case nvidia.UncordonRequired:
@@ -137,14 +137,38 @@ func (h *host) validates() bool {
 
 // goesOnFromLabel is what the upgrade controller does with a node whose label was restored from a backup. The label is
 // all that it remembers, and from each earlier state a node whose driver pod is new and Ready comes to where it was
-// (NVIDIA/k8s-operator-libs pkg/upgrade, ProcessPodRestartNodes).
+// (NVIDIA/k8s-operator-libs pkg/upgrade, ProcessPodRestartNodes). But with the deploy labels that k8s-driver-manager had
+// stopped, no DaemonSet selects the node for the validator, and without a pod of it the upgrade stays (Validate there),
+// until k8s-driver-manager runs again: it is an init container of the driver's pod, and the GPU Operator leaves such values
+// (NVIDIA/gpu-operator v26.7.0 controllers/state_manager.go, addGPUStateLabels).
 func (c *site) goesOnFromLabel(h *host) {
 	state := h.upgrade.state
-	renewed := slices.Contains([]string{"validation-required", "uncordon-required", "upgrade-done"}, state)
-	if label, has := h.Labels[upgradeLabel]; has && label != state && renewed {
+	renewed := slices.Contains([]string{nvidia.ValidationRequired, nvidia.UncordonRequired, "upgrade-done"}, state)
+	switch label, has := h.Labels[upgradeLabel]; {
+	case renewed && state != nvidia.ValidationRequired && h.stoppedForUpgrade():
+		h.upgradeTo(nvidia.ValidationRequired)
+		c.version[h.Name]++
+		c.held(h)
+	case has && label != state && renewed:
 		h.Labels[upgradeLabel] = state
 		c.version[h.Name]++
 		c.held(h)
+	}
+}
+
+// stoppedForUpgrade reports whether k8s-driver-manager has stopped what selects the node by a deploy label.
+func (h *host) stoppedForUpgrade() bool {
+	return slices.ContainsFunc(slices.Collect(maps.Values(h.Labels)), func(value string) bool { return strings.Contains(value, driverStopped) })
+}
+
+// upgradeStays reports whether nothing ends an upgrade before k8s-driver-manager runs again.
+func (h *host) upgradeStays() bool { return h.upgrade.state == nvidia.ValidationRequired && h.stoppedForUpgrade() }
+
+// startsAgain is k8s-driver-manager in a driver pod that starts anew.
+func (h *host) startsAgain() {
+	if h.upgrade.unloaded && h.stoppedForUpgrade() {
+		_, restored := nvidia.PauseForUpgrade(h.Labels)
+		maps.Copy(h.Labels, restored)
 	}
 }
 
@@ -155,7 +179,7 @@ func (c *site) manageDriver(h *host) {
 	case u.alone && !u.unloaded:
 		u.last = h.GPU.Generation
 		h.unload()
-	case !u.unloaded && !slices.ContainsFunc(slices.Collect(maps.Values(h.Labels)), func(value string) bool { return strings.Contains(value, driverStopped) }):
+	case !u.unloaded && !h.stoppedForUpgrade():
 		paused, _ := nvidia.PauseForUpgrade(h.Labels)
 		delete(paused, v1alpha1.LabelMIGManager) // with these two the pods that come anew have other numbers in the record of effects
 		delete(paused, exporterLabel)
