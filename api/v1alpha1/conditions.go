@@ -315,6 +315,8 @@ const (
 	ReasonTimeSliceNotSupported = "TimeSliceNotSupported"
 	// ReasonMemoryLimitExceeded: the memory of one client or replica is more than the GPU has.
 	ReasonMemoryLimitExceeded = "MemoryLimitExceeded"
+	// ReasonLaterVersion: a later version of the operator has stored the policy, and this one does not know what it says. Nothing changes.
+	ReasonLaterVersion = "LaterVersion"
 	// ReasonVirtualGPUNotSupported: the node's GPUs are virtual and cannot be shared further.
 	ReasonVirtualGPUNotSupported = "VirtualGPUNotSupported"
 	// ReasonProcessesUnknown: the driver does not report which processes use a GPU, so that no disruptive change is safe.

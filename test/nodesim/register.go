@@ -27,7 +27,10 @@ const labelConfig = "nvidia.com/device-plugin.config"
 
 // register makes sure that the Node exists, as a kubelet does when it starts.
 func (k *kubelet) register(ctx context.Context) (*corev1.Node, error) {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: k.Name, Labels: k.registrationLabels()}}
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: k.Name, Labels: k.registrationLabels()},
+		Status:     corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.37.1"}},
+	}
 	err := k.Client.Get(ctx, client.ObjectKeyFromObject(node), node)
 	if apierrors.IsNotFound(err) {
 		return k.create(ctx, node)

@@ -17,6 +17,7 @@ import (
 	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -266,6 +267,28 @@ func installUpgradeUninstall(t *testing.T, i installation) {
 	i.do(t, "install", release, i.chart)
 	g.Expect(i.exists(t, object("apps/v1", "DaemonSet", namespace, "gpu-sharing-agent"))).To(BeTrue(), "it can be installed again")
 	i.expectSame(t, policy)
+}
+
+// TestHelmTakesOverNoReleaseOfAnotherNamespace: --take-ownership would give the accounts of the second the rights of the first, whose controller and agents
+// then have none, and each node a second MPS pod.
+func TestHelmTakesOverNoReleaseOfAnotherNamespace(t *testing.T) {
+	withEachHelm(t, func(t *testing.T, i installation) {
+		g := NewWithT(t)
+		second := func() error {
+			_, err := i.run(t, "install", "second", i.chart, "--namespace", "second", "--create-namespace", "--take-ownership", "--kubeconfig", i.kubeconfig)
+			return err
+		}
+		i.do(t, "install", release, i.chart, "--create-namespace")
+		g.Expect(second()).To(MatchError(ContainSubstring("the operator is installed in namespace " + namespace + " already, or was")))
+		binding := object("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "", "gpu-sharing-controller")
+		g.Expect(i.exists(t, binding)).To(BeTrue())
+		g.Expect(as[rbacv1.ClusterRoleBinding](t, binding).Subjects[0].Namespace).To(Equal(namespace))
+
+		i.do(t, "uninstall", release)
+		g.Expect(second()).To(MatchError(ContainSubstring("kubectl delete daemonset -n " + namespace + " gpu-sharing-mps")))
+		g.Expect(i.Client.Delete(t.Context(), object("apps/v1", "DaemonSet", namespace, "gpu-sharing-mps"))).To(Succeed())
+		g.Expect(second()).To(Succeed())
+	})
 }
 
 // expectSame checks that nobody wrote a policy since it was created.

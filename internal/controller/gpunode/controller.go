@@ -98,7 +98,7 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 	case err != nil:
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	case have.UID != "" && ofAnother(have, node):
-		return reconcile.Result{}, c.remove(ctx, have, "another machine has its name")
+		return c.replaced(ctx, have, node)
 	case !c.selected(node) && !lost(have, node) && have.Annotations[v1alpha1.AnnotationOrphaned] == "":
 		return reconcile.Result{}, nil
 	}
@@ -109,6 +109,20 @@ func (c *Controller) Reconcile(ctx context.Context, request reconcile.Request) (
 		return reconcile.Result{}, err
 	}
 	return reconcile.Result{}, c.found(ctx, have)
+}
+
+// replaced removes the GPUNode of a machine whose name another one has. A Node that was made by hand, as for kubelets with
+// --register-node=false, tells no machine before its kubelet has reported, which may be the same one.
+func (c *Controller) replaced(ctx context.Context, have *v1alpha1.GPUNode, node *corev1.Node) (reconcile.Result, error) {
+	if node.Status.NodeInfo.SystemUUID == "" {
+		if err := c.reader.Get(ctx, client.ObjectKeyFromObject(node), node); err != nil { // the cache has no version of the kubelet
+			return reconcile.Result{}, client.IgnoreNotFound(err)
+		}
+		if node.Status.NodeInfo.KubeletVersion == "" || !ofAnother(have, node) {
+			return reconcile.Result{RequeueAfter: lookAgain}, nil
+		}
+	}
+	return reconcile.Result{}, c.remove(ctx, have, "another machine has its name")
 }
 
 // found removes the note that the node is gone, also where a backup has brought it, so that another author owns it: a

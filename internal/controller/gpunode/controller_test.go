@@ -255,6 +255,27 @@ func TestGPUNode(t *testing.T) {
 		g.Expect(exists(t, c, "reborn")).To(BeFalse(), "no policy is left, and removing the operator must not wait for a machine that is gone")
 	})
 
+	t.Run("stays while its machine is registered by hand, until the kubelet tells which one it is", func(t *testing.T) {
+		g, r := NewWithT(t), &reconciliation{client: c}
+		node := newMachine(t, c, "byhand", "eight")
+		r.reconcile(t, node.Name)
+		changed(t, c, node.Name)
+		old := get(t, c, node.Name)
+		g.Expect(c.Delete(t.Context(), node)).To(Succeed())
+		node = newNode(t, c, "byhand", nil) // as https://kubernetes.io/docs/concepts/architecture/nodes/#manual-node-administration says
+		r.reconcile(t, node.Name)
+		g.Expect(get(t, c, node.Name).UID).To(Equal(old.UID))
+		node.Status.NodeInfo.SystemUUID, node.Status.NodeInfo.KubeletVersion = "eight", "v1.37.1"
+		g.Expect(c.Status().Update(t.Context(), node)).To(Succeed())
+		r.reconcile(t, node.Name)
+		g.Expect(get(t, c, node.Name).Spec).To(Equal(old.Spec))
+
+		node.Status.NodeInfo.SystemUUID = "" // a kubelet that tells none
+		g.Expect(c.Status().Update(t.Context(), node)).To(Succeed())
+		r.reconcile(t, node.Name)
+		g.Expect(exists(t, c, node.Name)).To(BeFalse())
+	})
+
 	t.Run("of a backup forgets that its node was gone, and a note from the future counts as none", func(t *testing.T) {
 		g, r := NewWithT(t), &reconciliation{client: c, now: time.Now()}
 		policy := newPolicy(t, c, "backup")

@@ -172,7 +172,8 @@ func (n *Node) NotedOther() OtherController {
 	} else if note == OtherPartitionerGone {
 		return OtherController{}
 	}
-	return OtherController{Reason: note}
+	reason, _, _ := strings.Cut(note, "@")
+	return OtherController{Reason: reason}
 }
 
 // Note records the signs of a reconcile, the reason for each node or none, and forgets what is past. What a leader

@@ -139,8 +139,12 @@ func agentKeptOff(v *View) (reason, message string) {
 	case problem != nil:
 		return problem.Reason, away + ": " + problem.Message
 	case v.Node.Labels[cluster.LabelPresent] == cluster.LabelFalse:
+		otherwise := "leave the node out of nodeSelector"
+		if v.Policy == nil {
+			otherwise = fmt.Sprintf("if they are gone for good run kubectl delete node/%s gpunode/%[1]s and restart its kubelet", v.Node.Name)
+		}
 		return v1alpha1.ReasonAgentNotReporting, fmt.Sprintf("%s, because Node Feature Discovery finds no GPU of NVIDIA's there (%s is false); "+
-			"look at its GPUs (lspci -d 10de:), or leave the node out of nodeSelector", away, cluster.LabelPresent)
+			"look at its GPUs (lspci -d 10de:), or %s", away, cluster.LabelPresent, otherwise)
 	}
 	label := cluster.AgentLabel(v.Node)
 	return v1alpha1.ReasonAgentNotReporting, fmt.Sprintf("%s, because its label %s is %q; set it to true", away, label, v.Node.Labels[label])

@@ -168,6 +168,7 @@ var reasons = map[string]reason{
 	v1alpha1.ReasonMPSMultiUserNotSupported: {Plain, "Remove `multiUser`: the GPU is older than Volta"},
 	v1alpha1.ReasonTimeSliceNotSupported:    {Plain, "Remove `sharing.timeSlicing.interval`: the driver has no time slice for the GPU, which is older than Volta or virtual"},
 	v1alpha1.ReasonMemoryLimitExceeded:      {Plain, "Use a `pinnedMemoryLimit` or `memory.perReplica` that the GPU has"},
+	v1alpha1.ReasonLaterVersion:             {Plain, "Install the later version of the operator again, or change the policy"},
 	v1alpha1.ReasonVirtualGPUNotSupported:   {Plain, "Leave the node out of the policy: NVIDIA's vGPU software has split its GPUs already"},
 	v1alpha1.ReasonProcessesUnknown:         {Plain, "Update the driver, or drain the node and share it while it is empty"},
 	v1alpha1.ReasonMIGActive:                {Plain, "Let a MIG policy select the GPU, or disable its MIG mode"},

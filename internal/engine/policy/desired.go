@@ -59,6 +59,9 @@ const (
 // DesiredState is what a policy asks of a node whose agent has reported. Errors: a *plan.Problem when it cannot be
 // honoured there until the policy or the node changes.
 func DesiredState(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
+	if problem := unknown(p); problem != nil {
+		return Desired{}, problem
+	}
 	if problem := OptedOut(n.Labels, n.Workload); problem != nil {
 		return Desired{}, problem
 	}
@@ -110,6 +113,42 @@ func DesiredState(p *v1alpha1.GPUSharingPolicy, n Node) (Desired, error) {
 	}
 	return w, nil
 }
+
+// unknown is what of a policy this version does not know, as after a downgrade: the API server drops fields that the former CRD does not have, and
+// keeps values that it would refuse. Nil: nothing.
+func unknown(p *v1alpha1.GPUSharingPolicy) *plan.Problem {
+	s := p.Spec.Sharing
+	var what string
+	switch {
+	case unreadable(p.Spec.NodeSelector):
+		what = "an operator of nodeSelector"
+	case isNone(s.Strategy, v1alpha1.StrategyExclusive, v1alpha1.StrategyTimeSlicing, v1alpha1.StrategyMPS, v1alpha1.StrategyMIG):
+		what = "strategy " + string(s.Strategy)
+	case s.Strategy == v1alpha1.StrategyTimeSlicing && unknownTimeSlicing(s.TimeSlicing), s.Strategy == v1alpha1.StrategyMPS && s.MPS == nil,
+		s.Strategy == v1alpha1.StrategyMIG && unknownMIG(s.MIG):
+		what = "what the policy says of " + string(s.Strategy)
+	default:
+		return nil
+	}
+	return &plan.Problem{
+		Reason:  v1alpha1.ReasonLaterVersion,
+		Message: fmt.Sprintf("A later version of the operator knows %s, and this one changes nothing until it is back or the policy is changed", what),
+	}
+}
+
+func unknownTimeSlicing(s *v1alpha1.TimeSlicing) bool {
+	return s == nil || isNone(s.Interval, v1alpha1.TimeSliceIntervalDefault, v1alpha1.TimeSliceIntervalShort, v1alpha1.TimeSliceIntervalMedium,
+		v1alpha1.TimeSliceIntervalLong)
+}
+
+func unknownMIG(s *v1alpha1.MIG) bool {
+	return s == nil || isNone(s.ResourceNames, v1alpha1.MIGResourceNamesPerProfile, v1alpha1.MIGResourceNamesUniform) ||
+		isNone(s.Actuator, v1alpha1.MIGActuatorAgent, v1alpha1.MIGActuatorMIGManager) ||
+		slices.ContainsFunc(s.Layouts, func(l v1alpha1.MIGLayout) bool { return len(l.Instances) == 0 && l.Fill == "" })
+}
+
+// isNone reports whether a value that is there is none of these.
+func isNone[T ~string](value T, of ...T) bool { return value != "" && !slices.Contains(of, value) }
 
 // render is the configuration of the program that offers the GPUs of the node.
 func render(p *v1alpha1.GPUSharingPolicy, of Node, n deviceplugin.Node) (deviceplugin.Config, error) {

@@ -136,6 +136,9 @@ func (r Ranking) Selecting(n Node) []int {
 	var devices []gpu.Device
 	for i, candidate := range r {
 		if !candidate.selector.Matches(labels.Set(n.Labels)) {
+			if n.Policy == candidate.policy.Name && unreadable(candidate.policy.Spec.NodeSelector) {
+				positions = append(positions, i) // it stays as it is
+			}
 			continue
 		}
 		if candidate.policy.Spec.GPUSelector != nil {
@@ -208,8 +211,22 @@ func selectGPUs(p *v1alpha1.GPUSharingPolicy, devices []gpu.Device) []gpu.Device
 // SelectorOf is a selector of a policy in the form that matches labels; absent or without requirements it matches all. What
 // no label can be, which the API server refuses, matches nothing.
 func SelectorOf(s *v1alpha1.NodeSelector) labels.Selector {
+	selector, err := readSelector(s)
+	if err != nil {
+		return labels.Nothing()
+	}
+	return selector
+}
+
+// unreadable reports whether a selector has what only a later version of the operator knows.
+func unreadable(s *v1alpha1.NodeSelector) bool {
+	_, err := readSelector(s)
+	return err != nil
+}
+
+func readSelector(s *v1alpha1.NodeSelector) (labels.Selector, error) {
 	if s == nil {
-		return labels.Everything()
+		return labels.Everything(), nil
 	}
 	usual := metav1.LabelSelector{MatchLabels: s.MatchLabels}
 	for _, e := range s.MatchExpressions {
@@ -217,9 +234,5 @@ func SelectorOf(s *v1alpha1.NodeSelector) labels.Selector {
 			Key: e.Key, Operator: metav1.LabelSelectorOperator(e.Operator), Values: e.Values,
 		})
 	}
-	selector, err := metav1.LabelSelectorAsSelector(&usual)
-	if err != nil {
-		return labels.Nothing()
-	}
-	return selector
+	return metav1.LabelSelectorAsSelector(&usual) //nolint:wrapcheck // it is asked whether there is one
 }

@@ -89,6 +89,20 @@ func TestANodeThatOptedOutIsNotToldToRunTheAgent(t *testing.T) {
 	g.Expect(h.GPU.Spec).To(BeZero())
 }
 
+// TestANodeWhoseGPUsWereTakenOutTellsHowItIsForgotten: no agent will ever restore it, and it would keep the operator from being removed.
+func TestANodeWhoseGPUsWereTakenOutTellsHowItIsForgotten(t *testing.T) {
+	g := NewWithT(t)
+	w, h := toMIG()
+	w.run(100)
+	g.Expect(w.ready()).To(Equal(1))
+	h.hardware.Update(func(n *sim.Node) { n.GPUs = nil })
+	h.Labels["nvidia.com/gpu.present"], h.AgentReady = "false", false
+	delete(h.Labels, v1alpha1.LabelRunsAgent)
+	w.Policies = nil
+	d, _ := w.run(100)
+	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("finds no GPU"), ContainSubstring("run kubectl delete node/a gpunode/a and"), Not(ContainSubstring("nodeSelector"))))
+}
+
 func TestTheAgentIsAllowedWithoutAPolicy(t *testing.T) {
 	g := NewWithT(t)
 	w := newSite()

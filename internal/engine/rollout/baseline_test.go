@@ -332,3 +332,42 @@ func TestACopyOfAnEarlierVersionLeavesTheNodeReady(t *testing.T) {
 	c.run(100)
 	g.Expect(copied()).To(ContainSubstring("numbering"))
 }
+
+// TestAPolicyOfALaterVersionUndoesNothing: after a downgrade the API server has dropped what this version's CRD does not have, and kept values of
+// which it does not know.
+func TestAPolicyOfALaterVersionUndoesNothing(t *testing.T) {
+	later := func(change func(*v1alpha1.Sharing)) func(*v1alpha1.GPUSharingPolicy) {
+		return func(p *v1alpha1.GPUSharingPolicy) { change(&p.Spec.Sharing) }
+	}
+	for name, change := range map[string]func(*v1alpha1.GPUSharingPolicy){
+		"a strategy that is not known":            later(func(s *v1alpha1.Sharing) { *s = v1alpha1.Sharing{Strategy: "Later"} }),
+		"MIG whose fields are not known":          later(func(s *v1alpha1.Sharing) { s.MIG = nil }),
+		"time-slicing whose fields are not known": later(func(s *v1alpha1.Sharing) { *s = v1alpha1.Sharing{Strategy: v1alpha1.StrategyTimeSlicing} }),
+		"MPS whose fields are not known":          later(func(s *v1alpha1.Sharing) { *s = v1alpha1.Sharing{Strategy: v1alpha1.StrategyMPS} }),
+		"a layout that is not known":              later(func(s *v1alpha1.Sharing) { s.MIG.Layouts = []v1alpha1.MIGLayout{{}} }),
+		"who partitions is not known":             later(func(s *v1alpha1.Sharing) { s.MIG.Actuator = "Later" }),
+		"names of resources that are not known":   later(func(s *v1alpha1.Sharing) { s.MIG.ResourceNames = "Later" }),
+		"an interval that is not known": later(func(s *v1alpha1.Sharing) {
+			*s = timeSlicing(4)
+			s.TimeSlicing.Interval = "Later"
+		}),
+		"a selector that is not known": func(p *v1alpha1.GPUSharingPolicy) {
+			p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchExpressions: []v1alpha1.NodeSelectorRequirement{{Key: "gpus", Operator: "Gt", Values: []string{"1"}}}}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(evicting)
+			c.run(100)
+			want := advertised(h)
+			g.Expect(want).To(HaveKey("nvidia.com/mig-2g.10gb"))
+			c.hold(h, "job", 0, h.devices()[0].State.Instances[0].ID)
+			c.edit(change)
+			d, _ := c.run(200)
+			g.Expect(advertised(h)).To(Equal(want))
+			g.Expect(h.inUse()).NotTo(BeEmpty())
+			g.Expect(h.isTainted()).To(BeFalse())
+			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonLaterVersion))
+		})
+	}
+}

@@ -184,6 +184,16 @@ func TestASignCountsForAPolicyThatComesJustAfterIt(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 }
 
+// TestAStampThatCannotBeReadIsReplaced: each reconcile added another one to it.
+func TestAStampThatCannotBeReadIsReplaced(t *testing.T) {
+	c, h := toMIG()
+	c.run(100)
+	h.Annotations[v1alpha1.AnnotationOtherController] = v1alpha1.ReasonSlicerActive + "@2026-11-30T00:00:00Z"
+	c.version[h.Name]++
+	c.during(time.Hour, 10*time.Second)
+	NewWithT(t).Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
+}
+
 // TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft: its plugin restarts, and for a moment nothing shows it.
 func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 	for name, test := range map[string]struct{ comes, goes func(*host) }{
