@@ -331,11 +331,15 @@ func (c *run) carryOut(a action.Action) {
 	case action.Report:
 		c.count["status of GPUNode "+h.Name]++
 	}
+	var was v1alpha1.GPUNodeSpec
+	if h != nil {
+		was = h.GPU.Spec
+	}
 	c.do(a)
 	c.accepts()
 	c.wrote(a)
 	c.Repeats.Note(a, c.controllersNow())
-	c.inBudget(h, a)
+	c.inBudget(h, a, was)
 }
 
 // evicts is the Eviction API. A pod that tolerates every taint comes back at once, by another name.
