@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// maxConnections bounds how many connections a port has at once.
-	maxConnections = 64
+	// maxConnections bounds how many connections a port has at once: more than pods of two nodes, each of which may keep one.
+	maxConnections = 256
 	// maxRequest bounds in bytes what a connection may send, with its handshake. It is below what net/http reads of
 	// headers at most, after which that keeps the connection for half a second more.
 	maxRequest = 16 << 10

@@ -104,11 +104,12 @@ func add(ctx context.Context, mgr manager.Manager, name, address string, secure 
 	return nil
 }
 
-// withoutBody closes the connection of a request that has a body: net/http keeps it for half a second more if the
-// client sends more than is read.
+// withoutBody closes the connection of a request that has a body: net/http waits for a short one, and for half a second
+// where more comes than is read.
 func withoutBody(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // nothing is waited for
 			panic(http.ErrAbortHandler)
 		}
 		next.ServeHTTP(w, r)

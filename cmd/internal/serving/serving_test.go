@@ -7,12 +7,14 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -98,7 +100,7 @@ func TestAPodKeepsAwayItsOwnConnections(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	first := connect(attacker)
 	var last net.Conn
-	for range 200 {
+	for range 400 {
 		last = connect(attacker)
 	}
 	isClosed(last)
@@ -109,6 +111,37 @@ func TestAPodKeepsAwayItsOwnConnections(t *testing.T) {
 	answer, err := io.ReadAll(probe)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(string(answer)).To(And(HavePrefix("HTTP/1.1 200 OK"), HaveSuffix("ok")))
+}
+
+// TestManyPodsKeepAwayNoProbe: each of 200 pods keeps one connection, and begins another one when that is closed.
+func TestManyPodsKeepAwayNoProbe(t *testing.T) {
+	g := NewWithT(t)
+	s := start(t, health)
+	ctx, stop := context.WithCancel(t.Context())
+	var pods sync.WaitGroup
+	var begun atomic.Int32
+	defer pods.Wait()
+	defer stop()
+	for i := range 200 {
+		pods.Go(func() {
+			for ctx.Err() == nil {
+				c, err := s.dial(ctx, fmt.Sprint("127.0.1.", i))
+				if err != nil {
+					continue
+				}
+				ends := context.AfterFunc(ctx, func() { _ = c.Close() })
+				_, _ = io.WriteString(c, "GET /healthz HTTP/1.1\r\n")
+				begun.Add(1)
+				_, _ = io.ReadAll(c)
+				ends()
+				_ = c.Close()
+			}
+		})
+	}
+	g.Eventually(begun.Load).WithTimeout(soon).Should(BeNumerically(">=", 200))
+	for range 100 {
+		g.Expect(s.get(t, "/healthz")).To(Equal(http.StatusOK))
+	}
 }
 
 // TestWhatIsServed are the paths of controller-runtime's own servers.
@@ -122,13 +155,17 @@ func TestWhatIsServed(t *testing.T) {
 	} {
 		g.Expect(s.get(t, path)).To(Equal(status), path)
 	}
-	c, err := s.dial(t.Context(), kubelet)
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { _ = c.Close() })
-	_, err = io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\nx")
-	g.Expect(err).NotTo(HaveOccurred())
-	answer, _ := io.ReadAll(c)
-	g.Expect(answer).To(BeEmpty(), "it has a body")
+	for _, body := range []string{"Content-Length: 1000000", "Content-Length: 2", "Transfer-Encoding: chunked"} {
+		c, err := s.dial(t.Context(), kubelet)
+		g.Expect(err).NotTo(HaveOccurred())
+		t.Cleanup(func() { _ = c.Close() })
+		_, err = io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: x\r\n"+body+"\r\n\r\n1")
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(c.SetReadDeadline(time.Now().Add(soon))).To(Succeed())
+		answer, err := io.ReadAll(c)
+		g.Expect(answer).To(BeEmpty(), body)
+		g.Expect(os.IsTimeout(err)).To(BeFalse(), "closed at once, though not all of it has come: %s", body)
+	}
 
 	s = start(t, metrics)
 	g.Expect(s.server.NeedLeaderElection()).To(BeFalse())

@@ -25,6 +25,7 @@ import (
 type Proc struct {
 	root    *os.Root
 	closing atomic.Int32 // descriptors of other processes that are being closed
+	leased  atomic.Int32 // files that are emptied once their leases end
 	waiting atomic.Int32 // for processes
 	waits   sync.Map     // for which: *looking by name of a file
 	patience

@@ -4,9 +4,11 @@
 package host
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -37,32 +39,20 @@ func (p *Proc) Trim(folder string, bytes int64, entries int, thorough bool) (hel
 	}
 	defer root.Close() //nolint:errcheck // only looked into
 	there := weigh(root, ".", entries+1)
-	var removed []removedFile
+	held = there.bytes
 	if thorough {
-		if removed, err = p.removed(folder); err != nil {
+		if err := p.removed(folder, func(f removedFile) { held += f.bytes }); err != nil {
 			return 0, err
 		}
-	}
-	held = there.bytes
-	defer closeAll(removed)
-	for _, f := range removed {
-		held += f.bytes
 	}
 	if held <= bytes && there.entries <= entries {
 		return held, nil
 	}
-	var errs []error
-	for _, f := range removed {
-		errs = append(errs, f.empty(p.root.Name()))
+	var last error // of as many as a tenant likes
+	if thorough {
+		err = p.removed(folder, func(f removedFile) { last = cmp.Or(p.empty(f), last) })
 	}
-	errs = append(errs, empty(root, trimmed(there.entries > entries)))
-	return held, errors.Join(errs...)
-}
-
-func closeAll(files []removedFile) {
-	for _, f := range files {
-		_ = unix.Close(f.fd) // emptied, or left
-	}
+	return held, errors.Join(err, last, empty(root, trimmed(there.entries > entries)))
 }
 
 // weight is what a folder holds.
@@ -105,52 +95,83 @@ func taken(info fs.FileInfo) int64 {
 	return takenBy(info.Size(), info.Sys().(*syscall.Stat_t).Blocks) //nolint:forcetypeassert // it is of Linux
 }
 
+const block = 512 // in which stat counts
+
 func takenBy(size, blocks int64) int64 {
-	const block, page = 512, 4096 // stat counts in blocks
+	const page = 4096
 	if blocks*block < size+page {
 		return size
 	}
 	return blocks * block
 }
 
-// maxRemoved bounds how many removed files are held at once, and maxClosing how many descriptors may be on their way to
-// be closed: to close one waits for the file system behind it.
-const maxRemoved, maxClosing = 256, 16
+// maxClosing bounds how many descriptors may be on their way to be closed, and maxLeased how many files may wait for a lease: both wait for
+// others.
+const maxClosing, maxLeased = 16, 64
 
 // removedFile is a file that was removed and that a process has open, or in its memory. It is held by a descriptor of this process, so that
 // it stays the same whatever that process does.
 type removedFile struct {
 	fd    int
+	inode uint64
 	bytes int64
 }
 
-func (f removedFile) empty(proc string) error {
-	again, err := os.OpenFile(filepath.Join(proc, "self/fd", strconv.Itoa(f.fd)), os.O_WRONLY|os.O_TRUNC|unix.O_NONBLOCK, 0)
+func (p *Proc) emptyNow(fd, flags int) error {
+	again, err := os.OpenFile(filepath.Join(p.root.Name(), "self/fd", strconv.Itoa(fd)), os.O_WRONLY|os.O_TRUNC|flags, 0)
 	if err != nil {
 		return fmt.Errorf("emptying a file that was removed: %w", err)
 	}
 	return again.Close()
 }
 
-// removed finds the files that were removed from a folder and that processes which have it mounted keep open.
-func (p *Proc) removed(folder string) ([]removedFile, error) {
-	mounted, err := p.Mounted(folder)
+// empty waits for no lease. The goroutine that does is left behind: who asks without waiting finds one whenever its owner takes it anew once
+// it has given it back, as it cannot while another waits.
+func (p *Proc) empty(f removedFile) error {
+	err, at := p.emptyNow(f.fd, unix.O_NONBLOCK), fmt.Sprint("lease/", f.inode)
+	if !errors.Is(err, unix.EWOULDBLOCK) || p.leased.Load() >= maxLeased {
+		return err
+	}
+	if _, waits := p.waits.LoadOrStore(at, &looking{}); waits {
+		return err
+	}
+	fd, err := unix.FcntlInt(uintptr(f.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		p.waits.Delete(at)
+		return fmt.Errorf("keeping a file that was removed: %w", err)
 	}
-	var files []removedFile
-	for _, pid := range mounted[folder] {
-		files = append(files, p.removedOf(pid, folder, maxRemoved-len(files))...)
-	}
-	return files, nil
+	p.leased.Add(1)
+	go func() {
+		_ = p.emptyNow(fd, 0) // else at the next look
+		_ = unix.Close(fd)
+		p.leased.Add(-1)
+		p.waits.Delete(at)
+	}()
+	return nil
 }
 
-func (p *Proc) removedOf(pid int, folder string, most int) (files []removedFile) {
+// removed finds the files that were removed from a folder and that processes which have it mounted keep open. However many there are, each
+// has its turn: one that is not looked at would hide behind the others.
+func (p *Proc) removed(folder string, do func(removedFile)) error {
+	mounted, err := p.Mounted(folder)
+	if err != nil {
+		return err
+	}
+	ids := map[string]bool{} // in all of them: one may have got the file from another
+	for _, pid := range mounted[folder] {
+		maps.Copy(ids, p.mountIDs(strconv.Itoa(pid), folder))
+	}
+	for _, pid := range mounted[folder] {
+		p.removedOf(pid, folder, ids, do)
+	}
+	return nil
+}
+
+func (p *Proc) removedOf(pid int, folder string, ids map[string]bool, do func(removedFile)) {
 	dir := strconv.Itoa(pid)
-	ids := p.mountIDs(dir, folder)
 	take := func(names []string, of func(pid int, name string) (int, error)) (waits bool) {
 		for _, name := range names {
-			if p.closing.Load() >= maxClosing || len(files) >= most {
+			if p.closing.Load() >= maxClosing {
 				continue
 			}
 			fd, err := p.descriptor(pid, name, of)
@@ -161,27 +182,27 @@ func (p *Proc) removedOf(pid int, folder string, most int) (files []removedFile)
 				continue
 			}
 			if f, ok := p.held(fd, ids); ok {
-				files = append(files, f)
+				do(f)
+				_ = unix.Close(fd) // emptied, or left
 			}
 		}
 		return false
 	}
 	descriptors, err := p.root.Open(path.Join(dir, "fd"))
 	if err != nil {
-		return nil // the process is gone
+		return // the process is gone
 	}
 	defer descriptors.Close() //nolint:errcheck // only read
-	for len(files) < most {
+	for {
 		names, _ := descriptors.Readdirnames(1024) // a process may have a million
 		if waits := take(names, p.descriptorOf); waits {
-			return files
+			return
 		}
 		if len(names) == 0 {
 			break
 		}
 	}
 	take(p.mapped(dir, folder), p.mappedFile)
-	return files
 }
 
 // maxMaps is how much is read of the list of what a process has in its memory.
@@ -281,7 +302,7 @@ func (p *Proc) held(fd int, ids map[string]bool) (removedFile, bool) {
 		_ = unix.Close(fd)
 		return removedFile{}, false
 	}
-	f := removedFile{fd: fd, bytes: takenBy(stat.Size, stat.Blocks)}
+	f := removedFile{fd: fd, inode: stat.Ino, bytes: max(stat.Size, stat.Blocks*block)} // a small one takes a page: there may be a million
 	if f.bytes == 0 {
 		_ = unix.Close(fd)
 	}

@@ -187,6 +187,11 @@ func TestTrimFindsWhatATenantHides(t *testing.T) {
 		"by memory beyond the end of a file":                 `true >/mnt/empty && fallocate --keep-size --length 6M /mnt/empty`,
 		"by memory beyond the end of a file that is removed": `exec 9>/mnt/removed && rm /mnt/removed && fallocate --keep-size --length 6M /proc/self/fd/9`,
 		"by a file that is removed and only mapped":          hides + `=1 exec "$` + hidesProgram + `"`,
+		"behind many files that are removed and small": `
+			for i in $(seq 1 300); do head -c 1 /dev/zero >/mnt/small-$i; done &&
+			exec bash -c 'for i in $(seq 10 300); do eval "exec $i</mnt/small-$i"; done; rm /mnt/small-*; exec 301>/mnt/large; rm /mnt/large; head -c 6M /dev/zero >&301; echo mounted; read -r line' && true`,
+		"in a mount namespace of its own": `
+			(exec 9>/mnt/removed && rm /mnt/removed && head -c 6M /dev/zero >&9 && exec unshare --mount sh -c 'echo mounted; read -r line')`,
 		"behind many files that are removed and empty": `
 			for i in $(seq 3 9); do eval "exec $i>/mnt/small-$i"; done && rm /mnt/small-* &&
 			exec bash -c 'for i in $(seq 10 300); do eval "exec $i>/mnt/small-$i"; done; rm /mnt/small-*; exec 301>/mnt/large; rm /mnt/large; head -c 6M /dev/zero >&301; echo mounted; read -r line' && true`,
@@ -220,9 +225,11 @@ func init() {
 }
 
 // lease removes files of 2 MiB that it has open, and of which it has a lease (fcntl(2)), as who owns a file may take
-// without any capability: who opens it for writing waits until the lease is given back, or for 45 s.
+// without any capability: who opens it for writing waits until the lease is given back, or for 45 s. It gives each back
+// when it is asked to, and takes it anew at once.
 func lease(folder string) {
-	signal.Ignore(syscall.SIGIO)
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGIO)
 	err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 	if err == nil {
 		err = unix.Mount(folder, "/mnt", "", unix.MS_BIND, "")
@@ -230,6 +237,7 @@ func lease(folder string) {
 	if err != nil {
 		panic(err)
 	}
+	var leased []uintptr
 	for i := range 3 {
 		name := fmt.Sprint("/mnt/leased-", i)
 		if err := os.WriteFile(name, make([]byte, 2<<20), 0o600); err != nil {
@@ -245,14 +253,20 @@ func lease(folder string) {
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_RDLCK); err != nil {
 			panic(err)
 		}
+		leased = append(leased, uintptr(fd))
 	}
 	fmt.Println("mounted")
-	select {}
+	for range asked {
+		for _, fd := range leased {
+			_, _ = unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_UNLCK)
+			_, _ = unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_RDLCK)
+		}
+	}
 }
 
 func TestTrimWaitsForNoLease(t *testing.T) {
 	g := NewWithT(t)
-	_, pipe := nodesRun(t, "16m")
+	run, pipe := nodesRun(t, "16m")
 	command := exec.Command(os.Args[0])
 	command.Env = append(os.Environ(), leases+"="+pipe)
 	command.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
@@ -270,4 +284,10 @@ func TestTrimWaitsForNoLease(t *testing.T) {
 	}()
 	defer func() { t.Logf("it took %s", time.Since(began)) }()
 	g.Eventually(done).WithTimeout(10 * time.Second).Should(Receive(BeNumerically(">=", 6<<20)))
+	g.Eventually(func() uint64 {
+		_, _ = proc.Trim(pipe, 1<<20, 512, true)
+		var s unix.Statfs_t
+		g.Expect(unix.Statfs(run, &s)).To(Succeed())
+		return s.Bfree * uint64(s.Bsize)
+	}).WithTimeout(10*time.Second).Should(BeNumerically(">", 15<<20), "it is given back")
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/controller/pluginconfig"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 )
 
 const (
@@ -60,10 +61,10 @@ func (c *Controller) gather(ctx context.Context) (*seen, error) {
 	return s, c.gatherNodes(ctx, s)
 }
 
-// times are the time of a reconcile, and that of the first one: only who leads reconciles.
+// times are the time of a reconcile, and that of the first one: only who leads reconciles. Who could not decide for long begins anew.
 func (c *Controller) times() (now, leadsSince time.Time) {
 	now = c.Clock.Now()
-	if c.leadsSince.IsZero() {
+	if c.leadsSince.IsZero() || !c.undecided.IsZero() && now.Sub(c.undecided) > timing.Grace {
 		c.leadsSince = now
 	}
 	return now, c.leadsSince

@@ -425,6 +425,13 @@ func TestTheControllerLeadsSinceItsFirstReconcile(t *testing.T) {
 	r.Clock = clocktesting.NewFakePassiveClock(began.Add(time.Hour))
 	now, since := r.times()
 	r.Expect([]time.Time{now, since}).To(Equal([]time.Time{began.Add(time.Hour), began}))
+	_, _ = r.wait(t.Context(), pluginconfig.ErrNotSynced, time.Second)
+	for range 2 {
+		now = now.Add(20 * time.Minute)
+		r.Clock = clocktesting.NewFakePassiveClock(now)
+		_, since = r.times()
+		r.Expect(since).To(Equal(now), "it could not decide, so what ended meanwhile was not seen")
+	}
 }
 
 // NVIDIA's chart turns the GPUs of its DRA driver off by leaving a container out.

@@ -279,7 +279,7 @@ func driveManager(v *View) Result {
 	default:
 		requestManager(v, &r, name)
 	}
-	remaining := v.Node.GPU.Spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.Snapshot.Now)
+	remaining := v.OrGrace(v.Node.GPU.Spec.ChangeTime.Add(timing.ApplyTimeout).Sub(v.Snapshot.Now))
 	if remaining <= 0 {
 		return failManager(v, r, v1alpha1.ReasonApplyTimedOut, fmt.Sprintf("not within %s: %s", timing.ApplyTimeout, r.Message))
 	}

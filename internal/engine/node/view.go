@@ -377,8 +377,8 @@ func MustStayUntainted(v *View) bool {
 // OrGrace is what remains until a deadline, or what is left of timing.Grace if that is more.
 func (v *View) OrGrace(remaining time.Duration) time.Duration {
 	for _, began := range []time.Time{v.Snapshot.LeadsSince, v.Node.AgentSince} {
-		if left := began.Add(timing.Grace).Sub(v.Snapshot.Now); left > 0 && left <= timing.Grace { // more: the clock was set back
-			remaining = max(remaining, left)
+		if left := began.Add(timing.Grace).Sub(v.Snapshot.Now); left > 0 && !fromFuture(v, began) { // it may be of the node's clock
+			remaining = max(remaining, min(left, timing.Grace))
 		}
 	}
 	return remaining

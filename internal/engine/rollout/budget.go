@@ -131,7 +131,7 @@ func (b *budget) spend(m *member) {
 // that may fail, or come after the taint of the node that gets the slot.
 func countsAsUnavailable(m *member) bool {
 	if !m.MadeUnavailable() {
-		return slices.ContainsFunc(m.Actions, action.Stops)
+		return slices.ContainsFunc(m.Actions, func(a action.Action) bool { return action.Stops(a) && m.WithheldFor(a) == 0 })
 	}
 	return m.HoldsSlot || m.SlotExpired && slices.ContainsFunc(m.Actions, action.RestoresScheduling)
 }

@@ -162,7 +162,9 @@ func (h *host) stoppedForUpgrade() bool {
 }
 
 // upgradeStays reports whether nothing ends an upgrade before k8s-driver-manager runs again.
-func (h *host) upgradeStays() bool { return h.upgrade.state == nvidia.ValidationRequired && h.stoppedForUpgrade() }
+func (h *host) upgradeStays() bool {
+	return h.upgrade.state == nvidia.ValidationRequired && h.stoppedForUpgrade()
+}
 
 // startsAgain is k8s-driver-manager in a driver pod that starts anew.
 func (h *host) startsAgain() {
@@ -535,11 +537,16 @@ func TestANodeThatIsProtectedAfterAnUpgradeCounts(t *testing.T) {
 	other.Taints = nil
 	delete(other.Annotations, v1alpha1.AnnotationStopped)
 	upgraded.Annotations[v1alpha1.AnnotationInterrupted] = timing.Stamp("maintenance", w.Now)
-	var off []string
-	for _, a := range rollout.Decide(w.world()).Actions {
-		if action.KeepsOff(a) || action.Stops(a) {
-			off = append(off, a.NodeName())
+	w.Repeats = &action.Repeats{}
+	off := func() (nodes []string) {
+		for _, a := range rollout.Decide(w.world()).Actions {
+			if action.KeepsOff(a) || action.Stops(a) {
+				nodes = append(nodes, a.NodeName())
+				w.Repeats.Refuse(a, "admission webhook denied the request", w.Now)
+			}
 		}
+		return nodes
 	}
-	g.Expect(off).To(Equal([]string{"a"}))
+	g.Expect(off()).To(Equal([]string{"a"}))
+	g.Expect(off()).To(Equal([]string{"b"}), "it is refused, so nothing is taken there")
 }
