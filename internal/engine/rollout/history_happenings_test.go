@@ -81,8 +81,7 @@ func (c *run) MostMachines() int                            { return 4 }
 func (c *run) Counted() map[string]int                      { return c.count }
 func (c *run) CheckBudget()                                 {} // it is looked at with every write
 
-func (c *run) SwapGPU(h *host, index int, model sim.Model, serial int) { h.swap(index, model, serial) }
-func (c *run) Boot(h *host)                                            { c.returns(h) }
+func (c *run) Boot(h *host) { c.returns(h) }
 
 func (c *run) Die(h *host, forGood bool) {
 	c.dies(h)

@@ -38,7 +38,6 @@ func (c *run) sickEvent(random *rand.Rand) {
 
 func (c *run) LoseGPU(h *host, index int) {
 	d := h.devices()[index]
-	by, _, _ := c.Desired(h) // without that GPU it may be another
 	for _, holder := range d.Holders {
 		c.end(h, holder.Pod)
 	}
@@ -47,17 +46,22 @@ func (c *run) LoseGPU(h *host, index int) {
 			c.end(h, p.Name)
 		}
 	}
-	h.swap(index, "", 0)
+	c.SwapGPU(h, index, "", 0)
 	h.plugin.running = false
 	h.report()
 	h.reborn()
+}
+
+func (c *run) SwapGPU(h *host, index int, model sim.Model, serial int) {
+	by, _, _ := c.Desired(h) // without that GPU it may be another
+	h.swap(index, model, serial)
 	if c.seed%onDriver >= history.Late && by != nil && (by.Spec.Rollout.Paused && h.lastPolicy != by.Name || h.isUnresolved(by)) {
 		h.countsAnew() // indexes are those that the GPUs have when the policy is first applied
 	}
 }
 
 // isUnresolved reports whether a policy names other indexes than were resolved on a host: they are resolved once its first
-// change there begins, by the GPUs that are there then (817896, 915290, 2^40+804231).
+// change there begins, by the GPUs that are there then (817896, 915290, 2^40+804231, 2^40+961622).
 func (h *host) isUnresolved(by *v1alpha1.GPUSharingPolicy) bool {
 	spec, want := h.copied().GPU.Spec, by.Spec.GPUSelector
 	was := spec.Numbering
