@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -242,7 +241,7 @@ func (c *run) slotted(h *host) []gpu.Device {
 // first write that taints the node, stops NVIDIA's operands, sets the spec or names the policy in the copy of the
 // baseline. From then on the node counts in its budget, also while it goes back, and in no other. What protects a node
 // after an upgrade of the driver, until the agent has made its instances again, waits for no slot (713036).
-func (c *run) inBudget(h *host, a action.Action, was v1alpha1.GPUNodeSpec) {
+func (c *run) inBudget(h *host, a action.Action, was string) {
 	disturbs, takes := false, false
 	switch a := a.(type) {
 	case action.Taint:
@@ -255,7 +254,7 @@ func (c *run) inBudget(h *host, a action.Action, was v1alpha1.GPUNodeSpec) {
 		disturbs = a.Annotations[v1alpha1.AnnotationStopped] != nil && !upgraded && !continues && !h.isTainted()
 		takes = a.Annotations[v1alpha1.AnnotationBaseline] != nil
 	case action.SetSpec:
-		takes = a.Spec.PolicyName != "" && (a.Spec.PolicyName != was.PolicyName || !reflect.DeepEqual(a.Spec.Devices, was.Devices)) // else it is only recorded there
+		takes = a.Spec.PolicyName != "" && a.Spec.PolicyName != was
 	}
 	if by := a.For().Name; (disturbs || takes) && by != "" && by != h.lastPolicy {
 		h.lastPolicy, disturbs = by, true

@@ -331,9 +331,9 @@ func (c *run) carryOut(a action.Action) {
 	case action.Report:
 		c.count["status of GPUNode "+h.Name]++
 	}
-	var was v1alpha1.GPUNodeSpec
+	var was string
 	if h != nil {
-		was = h.GPU.Spec
+		was = h.GPU.Spec.PolicyName
 	}
 	c.do(a)
 	c.accepts()
