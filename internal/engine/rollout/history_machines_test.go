@@ -138,7 +138,7 @@ func (c *run) briefEvent(random *rand.Rand) {
 // which was ahead has stamped is told from those by what was reported of it, a second later.
 func (c *run) calledAnew(d rollout.Decision) {
 	for _, n := range d.Nodes {
-		if h := c.hosts[n.Node]; h != nil && h.made == 1 && !h.backedUp && h.GPU.Spec.ChangeTime.Unix() != 0 && strings.HasPrefix(n.Message, "The GPUNode was made anew") {
+		if h := c.hosts[n.Node]; h != nil && h.made == 1 && !h.backedUp && h.GPU.Spec.ChangeTime.Unix() != 0 && !h.GPU.Spec.ChangeTime.After(c.Now) && strings.HasPrefix(n.Message, "The GPUNode was made anew") {
 			c.breaks("truth", "the GPUNode of %s is as old as its machine: %s", n.Node, n.Message)
 		}
 	}

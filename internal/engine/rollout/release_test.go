@@ -131,18 +131,21 @@ func TestANodeWhoseReleaseFailsIsNotInOneState(t *testing.T) {
 	g.Expect(longest).To(BeNumerically("<=", 2*time.Hour), "an hour, then two")
 }
 
+func (h *host) stampedAhead(by time.Duration) {
+	ahead := h.GPU.CreationTimestamp.Add(by)
+	h.GPU.Spec.ChangeTime = metav1.NewTime(ahead)
+	h.Annotations[v1alpha1.AnnotationSelected] = timing.Stamp(h.Labels[v1alpha1.LabelConfig], ahead)
+}
+
 // TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy: the operator's definitions are installed again after they were deleted
 // with all objects, or a backup is restored, and the policies follow minutes later.
 func TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy(t *testing.T) {
 	for name, lost := range map[string]func(*host){
 		"without a spec":        func(h *host) { h.GPU.Spec = v1alpha1.GPUNodeSpec{} },
 		"with that of a backup": func(*host) {},
-		"with that of a backup, stamped by a clock that was ahead": func(h *host) {
-			ahead := h.GPU.CreationTimestamp.Add(timing.PoliciesReturn / 2)
-			h.GPU.Spec.ChangeTime = metav1.NewTime(ahead)
-			h.Annotations[v1alpha1.AnnotationSelected] = timing.Stamp(h.Labels[v1alpha1.LabelConfig], ahead)
-		},
-		"and a Node's record that another wrote": func(h *host) { h.Annotations[v1alpha1.AnnotationSelected] = "garbage" },
+		"with that of a backup, stamped by a clock that was ahead":          func(h *host) { h.stampedAhead(timing.PoliciesReturn / 2) },
+		"with that of a backup, stamped by a clock that was a little ahead": func(h *host) { h.stampedAhead(5 * time.Second) },
+		"and a Node's record that another wrote":                            func(h *host) { h.Annotations[v1alpha1.AnnotationSelected] = "garbage" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

@@ -63,9 +63,10 @@ func policiesReturn(v *node.View) (until time.Time, may bool) {
 	}
 	said, _ := condition.Find(n.GPU.Status.Conditions, v1alpha1.ConditionReady) // of a node without a baseline that is True
 	_, selected, _ := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])
-	unsaid := slices.Contains([]string{v1alpha1.ReasonAwaitingReport, v1alpha1.ReasonNoPolicy}, said.Reason) && !selected.After(created)
-	older := func(at time.Time) bool { // one of the future (WithoutFuture) tells nothing of one of which more was said, or that has selected since
-		return !at.IsZero() && at.Add(timing.ClocksDiffer).Before(created) && (unsaid || at.Unix() > 0)
+	ahead := func(at time.Time) bool { return at.Unix() == 0 || at.After(v.Snapshot.Now) } // long past by WithoutFuture
+	unsaid := slices.Contains([]string{v1alpha1.ReasonAwaitingReport, v1alpha1.ReasonNoPolicy}, said.Reason) && (!selected.After(created) || ahead(selected))
+	older := func(at time.Time) bool { // one of the future tells nothing of one of which more was said, or that has selected since
+		return !at.IsZero() && (unsaid && ahead(at) || at.Unix() > 0 && at.Add(timing.ClocksDiffer).Before(created))
 	}
 	younger := older(selected) || older(spec.ChangeTime.Time) || said.Status == metav1.ConditionFalse && said.Reason == v1alpha1.ReasonNoPolicy
 	unwritten := n.GPU.Generation <= 1 // else the node was forgotten, and its copy of the baseline goes next
