@@ -413,8 +413,8 @@ func (c *run) EndFaults() {
 			continue
 		case h.down.IsZero() && h.Labels[v1alpha1.LabelRunsAgent] == "true" && h.upgrade.driver():
 			h.AgentReady = true
-		case !h.AgentReady && h.upgrade.goesOn():
-			h.upgrade.leaves = true
+		case !h.AgentReady && (h.upgrade.goesOn() || c.seed%onDriver >= history.Late && !h.selected()):
+			h.upgrade.leaves = true // it comes once the DaemonSet selects the node again
 		}
 		c.repairs(h)
 		c.driverFaultsEnd(h)
