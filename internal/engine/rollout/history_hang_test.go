@@ -28,6 +28,7 @@ type onego struct {
 	maintained   time.Time // since when the driver is being upgraded
 	looked       time.Time
 	rests, vain  time.Time // since when nothing is to be changed on it; the later of that and what may hold it all the same
+	looks        bool      // what offers the GPUs may hold it
 	says         string    // and why not
 }
 

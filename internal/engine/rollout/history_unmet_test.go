@@ -120,7 +120,7 @@ func (c *run) heldInVain(d rollout.Decision) {
 		hindered := h.refuses || h.withoutGPUNode || len(c.fights) > 0 || h.upgrade.goesOn()
 		switch t := &h.taken; {
 		case !rests || works || hindered || h.off || !h.AgentReady || !h.isKept():
-			t.vain = time.Time{}
+			t.vain, t.looks = time.Time{}, false
 		case t.vain.IsZero():
 			t.vain, t.says = c.Now, fmt.Sprintf("%s (%s): %s", n.State, n.Reason, n.Message)
 			switch {
@@ -130,8 +130,10 @@ func (c *run) heldInVain(d rollout.Decision) {
 				t.vain = c.Now.Add(timing.StopTimeout)
 			}
 			t.rests = c.Now
-		case h.unsettled() && c.Now.Sub(t.rests) < timing.StopTimeout+time.Minute && t.vain.Before(c.Now):
-			t.vain = c.Now // node.LooksFirst
+		case h.unsettled() && c.Now.Sub(t.rests) < timing.StopTimeout && t.vain.Before(c.Now): // node.LooksFirst, which sleeps until then (968012)
+			t.vain, t.looks = t.rests.Add(timing.StopTimeout), true
+		case t.looks && !h.unsettled() && t.vain.After(c.Now):
+			t.vain, t.looks = c.Now, false
 		}
 	}
 }
