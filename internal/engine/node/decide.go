@@ -108,7 +108,8 @@ func unavailableFor(v *View) time.Duration {
 //  1. NVIDIA's mig-manager, where it partitions the GPUs: its pod must come to the node, which our taint prevents.
 //  2. What must not be drained, stopped or asked for once more, since that would take the node from its users for
 //     nothing: instances that are left to others, a node that only a person can reboot, a compute mode that the agent
-//     corrects once the GPU is idle, a rest after a timeout, a release that failed.
+//     corrects once the GPU is idle, NVIDIA's MPS daemon that another controller's configuration starts, a rest after a
+//     timeout, a release that failed.
 //  3. A disruptive change, before the agent is asked and, while something blocks it, also afterwards.
 //  4. What disrupts nothing: the agent is asked at once, and then waited for.
 //  5. GPUs that are as the target has them: the rest of the stages, which need no GPU idle.
@@ -123,7 +124,7 @@ func progress(v *View) Result {
 		return applying(v)
 	case targetInSpec && needsManualReboot(v):
 		return leftUntilManualReboot(v)
-	case v.OnlyComputeMode():
+	case v.OnlyComputeMode() || targetInSpec && leftToOthersConfig(v):
 		return afterApplying(v)
 	case rests:
 		return resting(v, timeout)

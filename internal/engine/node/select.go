@@ -51,6 +51,12 @@ func awaitLabelUncontested(v *View) (Result, bool) {
 	return r, true
 }
 
+// leftToOthersConfig reports whether a node differs from what it was at most by NVIDIA's MPS daemon, which serves the configuration that another
+// controller selects: ended, it would come back with the device plugin.
+func leftToOthersConfig(v *View) bool {
+	return len(v.Steps) == 0 && v.TargetIsLastGood() && configReset(v) && overruledFor(v, v1alpha1.LabelConfig) > 0
+}
+
 // overruledFor is how long another controller is still left alone that sets a label again.
 func overruledFor(v *View, label string) time.Duration {
 	for part := range strings.SplitSeq(v.Node.Annotations[v1alpha1.AnnotationOverruled], ",") {

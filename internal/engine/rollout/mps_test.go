@@ -169,6 +169,31 @@ func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
 	g.Expect(h.Labels).To(HaveKeyWithValue(mpsLabel, "true"), "as it was before the operator changed it")
 }
 
+// TestNVIDIAsMPSThatAnothersConfigurationStartsIsLeft: each attempt to end it would drain the node, and it would come back with the device plugin.
+func TestNVIDIAsMPSThatAnothersConfigurationStartsIsLeft(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	c.byHand = mpsByHand(4)
+	h := c.add("a", sim.A100)
+	settled(t, c, v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+	clear(c.writes)
+	var d rollout.Decision
+	for range 600 {
+		delete(h.Labels, v1alpha1.LabelConfig)
+		c.tick(time.Second)
+		d = c.reconcile()
+	}
+	g.Expect(c.writes["action.Taint"]+c.writes["action.PatchNode"]).To(BeNumerically("<=", 3), "%v", c.writes)
+	g.Expect(h.theirs).NotTo(BeNil())
+	g.Expect(h.isKept()).To(BeFalse())
+	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfigLabelReset), d.Nodes[0].Message)
+
+	c.tick(d.After)
+	d = c.during(10*time.Minute, 10*time.Second)
+	isUpToDate(g, d.Nodes[0])
+	g.Expect(h.theirs).To(BeNil(), "set again after an hour, and nobody objects any more")
+}
+
 // TestAGPUThatNVIDIAsMPSServedIsDeselected: the configuration of the node asks for no MPS, so the daemon does not come
 // back before the policy goes. The node is ready without it.
 func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
