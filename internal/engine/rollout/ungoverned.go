@@ -63,15 +63,24 @@ func policiesReturn(v *node.View) (until time.Time, may bool) {
 	}
 	said, _ := condition.Find(n.GPU.Status.Conditions, v1alpha1.ConditionReady) // of a node without a baseline that is True
 	_, selected, _ := timing.Parse(n.Annotations[v1alpha1.AnnotationSelected])
-	ahead := func(at time.Time) bool { return at.Unix() == 0 || at.After(v.Snapshot.Now) } // long past by WithoutFuture
-	unsaid := slices.Contains([]string{v1alpha1.ReasonAwaitingReport, v1alpha1.ReasonNoPolicy}, said.Reason) && (!selected.After(created) || ahead(selected))
-	older := func(at time.Time) bool { // one of the future tells nothing of one of which more was said, or that has selected since
-		return !at.IsZero() && (unsaid && ahead(at) || at.Unix() > 0 && at.Add(timing.ClocksDiffer).Before(created))
-	}
+	unsaid := slices.Contains([]string{v1alpha1.ReasonAwaitingReport, v1alpha1.ReasonNoPolicy}, said.Reason) && (!selected.After(created) || isAhead(v, selected))
+	older := func(at time.Time) bool { return isOlder(v, at, unsaid) }
 	younger := older(selected) || older(spec.ChangeTime.Time) || said.Status == metav1.ConditionFalse && said.Reason == v1alpha1.ReasonNoPolicy
 	unwritten := n.GPU.Generation <= 1 // else the node was forgotten, and its copy of the baseline goes next
 	return until, younger || unwritten && spec.ChangeTime.IsZero() && n.BaselineLost && !node.AgentNeverRequested(v)
 }
+
+// isOlder reports whether a record is older than the GPUNode. One of the future tells nothing of one of which more was said,
+// or that has selected since.
+func isOlder(v *node.View, at time.Time, unsaid bool) bool {
+	if isAhead(v, at) {
+		return unsaid
+	}
+	return !at.IsZero() && at.Add(timing.ClocksDiffer).Before(v.Node.GPU.CreationTimestamp.Time)
+}
+
+// isAhead reports whether a clock that was ahead has stamped a time. One that was far ahead is long past (WithoutFuture).
+func isAhead(v *node.View, at time.Time) bool { return at.Unix() == 0 || at.After(v.Snapshot.Now) }
 
 // awaiting is a node that is left as it is until its policy is back, or until then.
 func awaiting(v *node.View, until time.Time) member {
