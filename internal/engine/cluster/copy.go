@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
@@ -16,7 +17,7 @@ import (
 // the annotation v1alpha1.AnnotationBaseline of the Node. The copy is part of the first patch of the Node that belongs
 // to a change, so it costs no write of its own. Where the two differ
 //
-//	labels   are those of the GPUNode; those of the copy count if the GPUNode has no baseline
+//	labels   are those of the GPUNode; those of the copy count if the GPUNode has no baseline, and those of mig-manager if it lacks them
 //	GPUs     are those of both; the entry of the GPUNode counts where both have one, with the time-slice interval of the copy if it has none
 //	indexes  and their policy are those of the copy only if the GPUNode has no baseline
 //
@@ -68,6 +69,7 @@ func (n Node) WithCopy(gpuNode *v1alpha1.GPUNode) Node {
 	}
 	both := spec.Baseline.DeepCopy()
 	lost := addIntervals(both.Devices, saved.Devices)
+	lost = AddManagerLabels(both, saved.Labels) || lost
 	for _, d := range saved.Devices {
 		if !Lists(both.Devices, d.UUID) && (len(both.Devices) < MostGPUs || has(gpuNode.Status.Devices, d.UUID)) {
 			both.Devices, lost = append(both.Devices, d), true
@@ -78,6 +80,18 @@ func (n Node) WithCopy(gpuNode *v1alpha1.GPUNode) Node {
 		spec.Baseline, n.BaselineLost = both, true
 	}
 	return n
+}
+
+// AddManagerLabels adds to a baseline the labels of NVIDIA's mig-manager that were found, if that came after the rest.
+func AddManagerLabels(b *v1alpha1.Baseline, found map[string]string) (added bool) {
+	if found[v1alpha1.LabelMIGManager] == "" || b.Labels[v1alpha1.LabelMIGManager] != "" {
+		return false
+	}
+	labels := maps.Clone(found)
+	delete(labels, v1alpha1.LabelConfig)
+	maps.Copy(labels, b.Labels)
+	b.Labels = labels
+	return true
 }
 
 // MostGPUs is how many GPUs a baseline lists at most: the API server refuses a GPUNode with more.

@@ -19,7 +19,7 @@ import (
 )
 
 // The baseline is the state in which a node and each of its GPUs were found. It is recorded in GPUNode.spec and in a
-// copy on the Node.
+// copy on the Node. Labels of mig-manager that come later are recorded in the patch that changes them.
 //
 //	first change of a GPU → recordDevices, saveBaselineCopy → … → released: forgetNode, dropBaselineCopy
 
@@ -33,11 +33,14 @@ func baselineCopy(v *View) string {
 }
 
 func baselineCopyAtTarget(v *View, reached bool) string {
-	if v.Policy == nil {
+	if v.Policy == nil && !managerUnrecorded(v) {
 		return ""
 	}
 	spec := *v.Node.GPU.Spec.DeepCopy()
 	recordDevices(v, &spec)
+	if v.Policy == nil {
+		return cluster.CopyOf(spec)
+	}
 	spec.Baseline.Devices, _ = withFoundIntervals(v, spec.Baseline.Devices)
 	if reached {
 		spec.Baseline.Devices = withoutRestored(v, spec.Baseline.Devices)
@@ -204,6 +207,9 @@ func recordDevices(v *View, spec *v1alpha1.GPUNodeSpec) {
 	if spec.Baseline == nil {
 		spec.Baseline = baselineFound(v)
 	}
+	if managerUnrecorded(v) {
+		cluster.AddManagerLabels(spec.Baseline, baselineFound(v).Labels)
+	}
 	if v.Policy == nil {
 		return // nothing new is changed
 	}
@@ -218,6 +224,12 @@ func recordDevices(v *View, spec *v1alpha1.GPUNodeSpec) {
 		}
 	}
 	spec.Baseline.Devices = cluster.Bounded(append(devices, cluster.SortedByUUID(added)...), v.Node.GPU.Status.Devices)
+}
+
+// managerUnrecorded reports whether the label of mig-manager came after the baseline, which lacks it, and is to be changed.
+func managerUnrecorded(v *View) bool {
+	b, value := v.Node.GPU.Spec.Baseline, v.Node.Labels[v1alpha1.LabelMIGManager]
+	return b != nil && b.Labels[v1alpha1.LabelMIGManager] == "" && value != "" && value != "false" && mustDisableMIGManager(v)
 }
 
 // The agent sets an interval as soon as GPUNode.spec has the former one, and then nothing else tells what that was. So

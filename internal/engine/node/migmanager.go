@@ -444,6 +444,7 @@ func keepMIGManagerOff(v *View) []action.Action {
 	}
 	patch := v.Patch("keeping NVIDIA's mig-manager off instances that the operator made")
 	patch.Labels[v1alpha1.LabelMIGManager] = new("false")
+	saveBaselineCopy(v, patch)
 	patch.Locked = true
 	noteOverruled(v, patch, v1alpha1.LabelMIGManager)
 	return []action.Action{patch}

@@ -119,6 +119,23 @@ func nvidiaMPSUnreported(v *View) (message string, remaining time.Duration) {
 	return "Waiting for the agent to report whether NVIDIA's MPS daemon serves the node: " + format.List(nvidiaMPSPods(v)), remaining
 }
 
+// hasNVIDIAMPSClients reports whether NVIDIA's MPS daemon serves a GPU that is in use, or may be, whatever the node is to be.
+func hasNVIDIAMPSClients(v *View) bool {
+	used := NewView(v.Snapshot, v.Node)
+	used.Devices = plan.Devices(v.Node.GPU.Status.Devices)
+	serves := len(used.Devices) == 0 && len(nvidiaMPSPods(v)) > 0 // a GPUNode that was made anew does not tell yet
+	for _, d := range used.Devices {
+		if d.State.MPS != nil && d.State.MPS.External {
+			serves = true
+			addUsers(used, d)
+		}
+	}
+	mayUse := func(p cluster.Pod) bool {
+		return p.GPU && (!podReported(used, &p) || reportedOf(used, &p) < asksFor(&p))
+	}
+	return len(used.Blockers) > 0 || serves && slices.ContainsFunc(v.Node.Pods, mayUse)
+}
+
 // nvidiaMPSKeptOff reports whether the label is false, and stays so whatever GFD says. That GFD itself says false
 // proves nothing: it says so until the node selects a configuration that shares by MPS. So the operator's NodeFeature
 // has a label of its own.

@@ -63,7 +63,7 @@ func RestoreScheduling(v *View, why string) []action.Action {
 
 // LooksFirst is what is done in the place of actions that let pods come to the node again, where its device plugin, which goes on through changes for
 // pods that wait (mustStop), may list instances that are gone: it stops first, until the node offers none of them, or has not ended in time. It looks
-// again when it starts.
+// again when it starts. NVIDIA's MPS daemon would stop with it, so it goes on where that has clients.
 func LooksFirst(v *View, actions []action.Action) (first []action.Action, remaining time.Duration, is bool) {
 	switch frees := slices.ContainsFunc(actions, action.Frees); {
 	case frees && v.Stack == dra.DRADriver:
@@ -76,6 +76,9 @@ func LooksFirst(v *View, actions []action.Action) (first []action.Action, remain
 		return nil, remaining, true
 	}
 	if patch, stops := stopPatch(v, plugin); stops {
+		if hasNVIDIAMPSClients(v) {
+			return nil, 0, false
+		}
 		patch.Why = "stopping NVIDIA's device plugin, which may list MIG instances that are gone"
 		recorded, _ := cluster.Stopped(map[string]string{v1alpha1.AnnotationStopped: *patch.Annotations[v1alpha1.AnnotationStopped]})
 		patch.Annotations[v1alpha1.AnnotationStopped] = cluster.StoppedRecord(recorded, v.Snapshot.Now) // DCGM may have been stopped long before

@@ -211,6 +211,50 @@ func TestARestoreSetsNoLabelThatTheOperatorDidNotChange(t *testing.T) {
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelMIGManager))
 }
 
+// TestALabelOfMIGManagerThatCameAfterTheBaselineIsGivenBack: the GPU Operator set it once the node was known to be capable
+// of MIG, or the GPUNode of another machine of that name was restored from a backup.
+func TestALabelOfMIGManagerThatCameAfterTheBaselineIsGivenBack(t *testing.T) {
+	for name, then := range map[string]func(*site, *host){
+		"before MIG": func(c *site, _ *host) {
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g", 2)))}
+		},
+		"with MIG":       func(*site, *host) {},
+		"at the release": func(c *site, _ *host) { c.Policies = nil },
+		"and the GPUNode is lost": func(c *site, h *host) {
+			c.steps(2)
+			c.loseGPUNode(h)
+		},
+		"and the GPUNode of before is restored": func(c *site, h *host) {
+			before := h.GPU
+			c.run(200)
+			h.restoreGPUNode(before)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			sharing := mig(count("3g", 2))
+			if name == "before MIG" {
+				sharing = timeSlicing(4)
+			}
+			c := fleet(1, sharing)
+			h := c.hosts["n0"]
+			c.run(200)
+			g.Expect(c.ready()).To(Equal(1))
+			g.Expect(h.GPU.Spec.Baseline.Labels).NotTo(HaveKey(v1alpha1.LabelMIGManager))
+			h.Labels[v1alpha1.LabelMIGManager], h.Labels[v1alpha1.LabelMIGConfig] = "true", "all-disabled"
+			then(c, h)
+			c.run(200)
+			if len(c.Policies) > 0 {
+				g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "false"))
+			}
+			c.Policies = nil
+			c.run(200)
+			g.Expect(h.GPU.Spec.Baseline).To(BeNil())
+			g.Expect(h.Labels).To(And(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"), HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-disabled")))
+		})
+	}
+}
+
 // TestANodeThatGetsOtherGPUsEachDay, as a virtual machine that is stopped each night and starts on another host: the
 // baseline never outgrows its schema. It lists the GPUs that are there and those that went last.
 func TestANodeThatGetsOtherGPUsEachDay(t *testing.T) {

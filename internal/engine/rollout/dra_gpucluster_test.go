@@ -211,6 +211,7 @@ func TestMIGManagerIsKeptOffWhenAClusterPolicyComes(t *testing.T) {
 	c.becomesClusterPolicy(h)
 	d := c.during(time.Minute, time.Second)
 	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"), one(d).Message)
+	g.Expect(h.copied().GPU.Spec.Baseline.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"))
 }
 
 // TestTheClassForWholeGPUsGoesWithTheLastNodeOfTheDriver: pods of the device plugin request nvidia.com/gpu too.

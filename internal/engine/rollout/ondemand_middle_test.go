@@ -21,6 +21,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -140,6 +141,39 @@ func TestANodeTakesPodsAgainOnlyOnceItOffersNothingThatMayBeGone(t *testing.T) {
 			first, _, waits := node.LooksFirst(v, []action.Action{action.Untaint{Node: "n0"}})
 			NewWithT(t).Expect(waits).To(Equal(is.waits))
 			NewWithT(t).Expect(first).To(HaveLen(map[string]int{"the plugin runs": 1}[name]))
+		})
+	}
+}
+
+// TestThePluginDoesNotStopBesideClientsOfNVIDIAsMPSDaemon, which ends with it (2^40+970167): a GPUNode that was lost does not tell what the plugin lists.
+func TestThePluginDoesNotStopBesideClientsOfNVIDIAsMPSDaemon(t *testing.T) {
+	holders, daemon := []gpu.Holder{{Namespace: "user", Pod: "client", Instance: gpu.WholeGPU}}, gpu.State{MPS: &gpu.MPSDaemon{Resource: "nvidia.com/gpu", External: true}}
+	for name, is := range map[string]struct {
+		devices []gpu.Device
+		asks    bool // a pod, for a GPU
+		stops   bool
+	}{
+		"nobody uses it":            {[]gpu.Device{{State: daemon}}, false, true},
+		"its server alone":          {[]gpu.Device{{State: daemon, Processes: []gpu.Process{{PID: 1, Name: gpu.MPSServer}}}}, false, true},
+		"a pod":                     {[]gpu.Device{{State: daemon, Holders: holders}}, false, false},
+		"a process":                 {[]gpu.Device{{State: daemon, Processes: []gpu.Process{{PID: 1}}}}, false, false},
+		"a pod is not reported yet": {[]gpu.Device{{State: daemon}}, true, false},
+		"no GPU is reported yet":    {nil, true, false},
+		"there is no such daemon":   {[]gpu.Device{{Holders: holders}}, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := &cluster.Node{
+				Labels: map[string]string{pluginLabel: "true"}, Annotations: map[string]string{v1alpha1.AnnotationInstances: "0123456789abcdef"},
+				Pods: []cluster.Pod{
+					{NodeSelector: map[string]string{mpsLabel: "true"}, NVIDIA: true, Controller: "DaemonSet"},
+					{Namespace: "user", Name: "asks", GPU: is.asks, Running: true},
+				},
+			}
+			n.GPU.Status.Devices = plan.Reported(is.devices)
+			v := node.NewView(&cluster.Snapshot{Now: time.Now(), Plugin: cluster.DevicePlugin{ClusterPolicy: true}}, n)
+			first, _, waits := node.LooksFirst(v, []action.Action{action.Untaint{Node: "n0"}})
+			NewWithT(t).Expect(waits).To(Equal(is.stops))
+			NewWithT(t).Expect(first).To(HaveLen(map[bool]int{true: 1}[is.stops]))
 		})
 	}
 }
