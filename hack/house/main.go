@@ -26,9 +26,9 @@ import (
 
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
-	{"KB of Go in internal, without tests", 2323},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2711},
-	{"KB of tests and of test", 4860},
+	{"KB of Go in internal, without tests", 2332},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2720},
+	{"KB of tests and of test", 4880},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},
 	{"packages of internal", 40},
