@@ -90,19 +90,15 @@ func weigh(root *os.Root, folder string, most int) weight {
 	return sum
 }
 
-// taken is what a file takes of the node's memory, in bytes. It may be more than its size (fallocate).
-func taken(info fs.FileInfo) int64 {
-	return takenBy(info.Size(), info.Sys().(*syscall.Stat_t).Blocks) //nolint:forcetypeassert // it is of Linux
-}
-
 const block = 512 // in which stat counts
 
-func takenBy(size, blocks int64) int64 {
+// taken is what a file takes of the node's memory, in bytes. It may be more than its size (fallocate).
+func taken(info fs.FileInfo) int64 {
 	const page = 4096
-	if blocks*block < size+page {
-		return size
+	if by := info.Sys().(*syscall.Stat_t).Blocks * block; by >= info.Size()+page { //nolint:forcetypeassert // it is of Linux
+		return by
 	}
-	return blocks * block
+	return info.Size()
 }
 
 // maxClosing bounds how many descriptors may be on their way to be closed, and maxLeased how many files may wait for a lease: both wait for

@@ -16,6 +16,25 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
+// waitsUntil lets seconds pass, at most 600, until something is.
+func (c *site) waitsUntil(g *WithT, is func() bool) {
+	for i := 0; !is(); i++ {
+		g.Expect(i).To(BeNumerically("<", 600))
+		c.tick(time.Second)
+		c.reconcile()
+	}
+}
+
+// failsNothing looks for so many seconds that no change fails.
+func (c *site) failsNothing(g *WithT, seconds int) {
+	for range seconds {
+		for _, n := range c.reconcile().Nodes {
+			g.Expect(n.State).NotTo(Equal(node.Failed), n.Message)
+		}
+		c.tick(time.Second)
+	}
+}
+
 // TestARestartThatWasRecordedHasItsTime: the controller has recorded in time that it restarts what offers the GPUs, and is away before it deletes the
 // pod. It deletes it when it is back, and what starts then is given time to offer anything.
 func TestARestartThatWasRecordedHasItsTime(t *testing.T) {
@@ -83,20 +102,11 @@ func TestWhatStartsWhenTheControllerIsBackHasItsTime(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			c, h := test.world()
-			for i := 0; h.Annotations[v1alpha1.AnnotationSelected] == ""; i++ {
-				g.Expect(i).To(BeNumerically("<", 600))
-				c.tick(time.Second)
-				c.reconcile()
-			}
+			c.waitsUntil(g, func() bool { return h.Annotations[v1alpha1.AnnotationSelected] != "" })
 			c.Now = c.Now.Add(6 * time.Minute)
 			test.replaces(c, h)
 			c.LeadsSince = c.Now
-			for range 300 {
-				for _, n := range c.reconcile().Nodes {
-					g.Expect(n.State).NotTo(Equal(node.Failed), n.Message)
-				}
-				c.tick(time.Second)
-			}
+			c.failsNothing(g, 300)
 			g.Expect(c.ready()).To(Equal(1))
 		})
 	}
@@ -159,20 +169,11 @@ func TestAnAgentThatWasLostHasItsTimeHoweverLongItWasLost(t *testing.T) {
 				t.Run(name+"/"+away.String()+"/"+lost, func(t *testing.T) {
 					g := NewWithT(t)
 					c, h := world()
-					for i := 0; h.GPU.Spec.Devices == nil; i++ {
-						g.Expect(i).To(BeNumerically("<", 600))
-						c.tick(time.Second)
-						c.reconcile()
-					}
+					c.waitsUntil(g, func() bool { return h.GPU.Spec.Devices != nil })
 					h.AgentReady = false
 					passes(c)
 					h.AgentReady, h.AgentSince = true, c.Now // it reports a moment later
-					for range 1200 {
-						for _, n := range c.reconcile().Nodes {
-							g.Expect(n.State).NotTo(Equal(node.Failed), n.Message)
-						}
-						c.tick(time.Second)
-					}
+					c.failsNothing(g, 1200)
 					g.Expect(c.ready()).To(Equal(1))
 					g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationInterrupted))
 				})
@@ -219,18 +220,9 @@ func TestMIGManagerIsAskedAfterTheControllerWasAway(t *testing.T) {
 	c := newSite()
 	h := withManager(c, sim.A100)
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
-	for i := 0; h.GPU.Spec.MIGConfigName == ""; i++ {
-		g.Expect(i).To(BeNumerically("<", 600))
-		c.reconcile()
-		c.tick(time.Second)
-	}
+	c.waitsUntil(g, func() bool { return h.GPU.Spec.MIGConfigName != "" })
 	c.tick(20 * time.Minute)
 	c.LeadsSince = c.Now
-	for range 600 {
-		for _, n := range c.reconcile().Nodes {
-			g.Expect(n.State).NotTo(Equal(node.Failed), n.Message)
-		}
-		c.tick(time.Second)
-	}
+	c.failsNothing(g, 600)
 	g.Expect(c.ready()).To(Equal(1))
 }
