@@ -258,7 +258,7 @@ func withFoundIntervals(v *View, devices []v1alpha1.DeviceSpec) (with []v1alpha1
 func deviceBefore(v *View, d gpu.Device) v1alpha1.DeviceSpec {
 	sharing := plan.Observed(d)
 	lost := v.Node.GPU.Spec.Baseline == nil && operatorInCharge(v)
-	if lost || cluster.Lists(v.Node.GPU.Spec.Devices, d.UUID) || sharing.MPS != nil && sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerGPUSharing {
+	if lost || cluster.Lists(v.Node.GPU.Spec.Devices, d.UUID) || sharedBy(sharing, v1alpha1.MPSDaemonOwnerGPUSharing) {
 		was := unpartitioned(d.UUID)
 		if slices.ContainsFunc(v.Target.Devices, func(t v1alpha1.DeviceSpec) bool { return t.UUID == d.UUID && plan.Timed(t.Sharing) }) {
 			was.Sharing.TimeSliceInterval = v1alpha1.TimeSliceIntervalDefault // what it has may be the operator's doing

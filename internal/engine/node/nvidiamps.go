@@ -378,9 +378,11 @@ func sharedByOwnMPS(devices []v1alpha1.DeviceSpec) bool {
 
 // sharedByDaemonOf reports whether a GPU of the list is shared by an MPS daemon of that owner.
 func sharedByDaemonOf(devices []v1alpha1.DeviceSpec, owner v1alpha1.MPSDaemonOwner) bool {
-	return slices.ContainsFunc(devices, func(d v1alpha1.DeviceSpec) bool {
-		return d.Sharing.MPS != nil && d.Sharing.MPS.Owner == owner
-	})
+	return slices.ContainsFunc(devices, func(d v1alpha1.DeviceSpec) bool { return sharedBy(d.Sharing, owner) })
+}
+
+func sharedBy(s v1alpha1.DeviceSharing, owner v1alpha1.MPSDaemonOwner) bool {
+	return s.MPS != nil && s.MPS.Owner == owner
 }
 
 // servesMPS reports whether the operator's MPS daemons serve the node, or the agent is asked to start them.

@@ -47,12 +47,17 @@ type Target struct {
 //	removed   once a GPU that the policy does not select is back in that state; from then on it is the user's
 
 // changedDevices returns the GPUs that the operator has changed, each in its state before that. Where a policy left the
-// node as it is (releasePolicy Retain), these GPUs are the user's.
+// node as it is (releasePolicy Retain), these GPUs are the user's, except those that the operator's MPS daemon serves:
+// under another configuration nobody gets to it any more, and they stay closed to all others.
 func changedDevices(spec v1alpha1.GPUNodeSpec) []v1alpha1.DeviceSpec {
-	if spec.Baseline == nil || releasedAsIs(spec) {
+	if spec.Baseline == nil {
 		return nil
 	}
-	return spec.Baseline.Devices
+	return slices.DeleteFunc(slices.Clone(spec.Baseline.Devices), func(d v1alpha1.DeviceSpec) bool {
+		return releasedAsIs(spec) && !slices.ContainsFunc(spec.Devices, func(left v1alpha1.DeviceSpec) bool {
+			return left.UUID == d.UUID && sharedBy(left.Sharing, v1alpha1.MPSDaemonOwnerGPUSharing)
+		})
+	})
 }
 
 // releasedAsIs reports whether the policy that governed the node last has left it as it is.
@@ -172,7 +177,7 @@ func (v *View) OnStack(t Target) Target {
 func withoutNVIDIAMPS(devices []v1alpha1.DeviceSpec) []v1alpha1.DeviceSpec {
 	devices = slices.Clone(devices)
 	for i := range devices {
-		if mps := devices[i].Sharing.MPS; mps != nil && mps.Owner == v1alpha1.MPSDaemonOwnerNVIDIA {
+		if sharedBy(devices[i].Sharing, v1alpha1.MPSDaemonOwnerNVIDIA) {
 			devices[i].Sharing.MPS = nil
 		}
 	}

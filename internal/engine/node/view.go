@@ -79,7 +79,7 @@ func (v *View) EndingNVIDIAMPS() []gpu.Device {
 func needsNVIDIAMPS(v *View, uuid string) bool {
 	for _, d := range v.Target.Devices {
 		if d.UUID == uuid {
-			return d.Sharing.MPS != nil && d.Sharing.MPS.Owner == v1alpha1.MPSDaemonOwnerNVIDIA
+			return sharedBy(d.Sharing, v1alpha1.MPSDaemonOwnerNVIDIA)
 		}
 	}
 	return true // not ours to change
@@ -169,7 +169,7 @@ func (v *View) Applied() bool {
 			if want.UUID != d.UUID || plan.Met(want.Sharing, plan.Observed(d)) {
 				continue
 			}
-			if want.Sharing.MPS == nil || want.Sharing.MPS.Owner != v1alpha1.MPSDaemonOwnerNVIDIA || d.State.MPS != nil {
+			if !sharedBy(want.Sharing, v1alpha1.MPSDaemonOwnerNVIDIA) || d.State.MPS != nil {
 				return false
 			}
 			awaits = true

@@ -137,7 +137,7 @@ func TestWhatEitherObjectLostOfTheBaselineIsWrittenAgain(t *testing.T) {
 	for name, policies := range map[string]int{"under a policy": 1, "left as it is": 0} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c, h := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain })
+			c, h := toMIG(retaining)
 			c.run(200)
 			c.Policies = c.Policies[:policies]
 			c.run(20)

@@ -184,14 +184,26 @@ func TestAGPUThatAFailedPolicyChangedReturnsToItsBaseline(t *testing.T) {
 	g.Expect(h.devices()[0].State.Instances).To(HaveLen(3))
 }
 
-// TestWhatARetainingPolicyLeftIsNotTakenDownByAnother that selects other GPUs.
-func TestWhatARetainingPolicyLeftIsNotTakenDownByAnother(t *testing.T) {
-	g := NewWithT(t)
-	c, h := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain })
+// leftBehind is a node with two GPUs that a policy with releasePolicy Retain shared.
+func leftBehind(by v1alpha1.Sharing) (*site, *host) {
+	c, h := toMIG(func(p *v1alpha1.GPUSharingPolicy) {
+		p.Spec.ReleasePolicy, p.Spec.Sharing = v1alpha1.ReleasePolicyRetain, by
+	})
 	c.run(200)
 	c.Policies = nil
 	c.run(60)
+	return c, h
+}
+
+func (c *site) otherForGPU0() {
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("other", mig(count("3g.20gb", 2)), onGPUs(0))}
+}
+
+// TestWhatARetainingPolicyLeftIsNotTakenDownByAnother that selects other GPUs.
+func TestWhatARetainingPolicyLeftIsNotTakenDownByAnother(t *testing.T) {
+	g := NewWithT(t)
+	c, h := leftBehind(mig(count("2g", 3)))
+	c.otherForGPU0()
 	c.hold(h, "train", 1, h.devices()[1].State.Instances[0].ID)
 	c.run(400)
 	g.Expect(c.ready()).To(Equal(1))
@@ -199,17 +211,28 @@ func TestWhatARetainingPolicyLeftIsNotTakenDownByAnother(t *testing.T) {
 	g.Expect(h.devices()[1].State.Instances).To(HaveLen(3))
 }
 
+// TestAGPUThatARetainingPolicyLeftUnderMPSReturns where another policy selects others: the daemon that serves them all
+// ends with its configuration, and nobody but the operator would open the GPU again (974274).
+func TestAGPUThatARetainingPolicyLeftUnderMPSReturns(t *testing.T) {
+	g := NewWithT(t)
+	c, h := leftBehind(mps(2))
+	g.Expect(h.devices()[1].State.ComputeMode).To(Equal(gpu.ComputeExclusiveProcess))
+	c.otherForGPU0()
+	c.run(400)
+	g.Expect(c.ready()).To(Equal(1))
+	g.Expect(h.devices()[1].State.MPS).To(BeNil())
+	g.Expect(h.devices()[1].State.ComputeMode).To(Equal(gpu.ComputeDefault))
+	g.Expect(h.GPU.Spec.Baseline.Devices).To(HaveLen(1))
+}
+
 // TestWhatARetainingPolicyLeftOutlivesAnother that fails, or is deleted before it is done, and selects other GPUs.
 func TestWhatARetainingPolicyLeftOutlivesAnother(t *testing.T) {
 	for name, fails := range map[string]bool{"it fails": true, "it is deleted": false} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c, h := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain })
-			c.run(200)
-			c.Policies = nil
-			c.run(60)
+			c, h := leftBehind(mig(count("2g", 3)))
 			h.breaks(h.Labels[v1alpha1.LabelConfig])
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("other", mig(count("3g.20gb", 2)), onGPUs(0))}
+			c.otherForGPU0()
 			c.steps(60)
 			g.Expect(h.devices()[0].State.Instances).To(HaveLen(2))
 			h.destroy(1) // by a user

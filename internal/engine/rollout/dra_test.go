@@ -638,9 +638,7 @@ func TestARetainedNodeMovesToTheDriverAndBack(t *testing.T) {
 			g := NewWithT(t)
 			c := newSite()
 			h := c.add("a", sim.A100)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), func(p *v1alpha1.GPUSharingPolicy) {
-				p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain
-			})}
+			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), retaining)}
 			c.run(60)
 			key := h.Labels[v1alpha1.LabelConfig]
 			lasts := func(d time.Duration) {
@@ -766,7 +764,7 @@ func TestARefusedRestartGivesNobodyWhatIsGone(t *testing.T) {
 	for _, fought := range []bool{false, true} {
 		g := NewWithT(t)
 		c, h := onDRA(mig(count("1g", 7)), evicting)
-		c.Policies[0].Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain
+		retaining(&c.Policies[0])
 		c.Repeats = &action.Repeats{}
 		left, refused := false, fought
 		for i := range 2 * 3600 {

@@ -481,7 +481,7 @@ func (c *run) DeletePolicies() {
 	if retains {
 		for i := range c.Policies {
 			c.Policies[i].Generation++
-			c.Policies[i].Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain
+			retaining(&c.Policies[i])
 		}
 		for _, h := range c.all() {
 			h.AgentReady = h.AgentReady && c.random.IntN(3) > 0

@@ -143,7 +143,7 @@ func TestAReleasedNodeHasNoMemoryGuard(t *testing.T) {
 	g := NewWithT(t)
 	guarded := timeSlicing(4)
 	guarded.TimeSlicing.Memory = &v1alpha1.TimeSlicedMemory{Guard: v1alpha1.MemoryGuard{Mode: v1alpha1.MemoryGuardReport}}
-	c := fleet(1, guarded, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain })
+	c := fleet(1, guarded, retaining)
 	c.run(60)
 	g.Expect(c.hosts["n0"].GPU.Spec.Memory).NotTo(BeNil())
 	c.Policies = nil

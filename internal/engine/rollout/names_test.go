@@ -37,7 +37,7 @@ func TestAPodThatHasAnotherInstanceHoldsUpNoDemand(t *testing.T) {
 
 // TestPodsThatComeAndGoHoldUpNoChange of another GPU, as long as the agent reports each at once: names of a ReplicaSet's pods do not recur.
 func TestPodsThatComeAndGoHoldUpNoChange(t *testing.T) {
-	c, h := toMIG(onGPUs(0), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.Mode = v1alpha1.DrainModeNever })
+	c, h := toMIG(onGPUs(0), neverEvicting)
 	for n := range 100 {
 		name := fmt.Sprint("job-", n)
 		if !h.HasChangingTaint() {

@@ -1148,7 +1148,7 @@ func (c *applied) large(models []sim.Model, nodes ...string) *applied {
 		ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: []v1alpha1.MIGLayout{{Fill: "3g", OnDemand: &v1alpha1.MIGOnDemand{
 			Mode: v1alpha1.OnDemandModeApply, Profiles: []v1alpha1.MIGProfile{"3g", "7g"}, IdleSeconds: 30,
 		}}},
-	}}, func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.Mode = v1alpha1.DrainModeEvict })}
+	}}, evicting)}
 	for range 200 {
 		c.step()
 	}

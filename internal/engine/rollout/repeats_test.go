@@ -180,7 +180,7 @@ func TestOurOwnWritesAreNoFight(t *testing.T) {
 	})
 	t.Run("short jobs follow one another under drain mode Never", func(t *testing.T) {
 		g := NewWithT(t)
-		c, h := toMIG(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Drain.Mode = v1alpha1.DrainModeNever })
+		c, h := toMIG(neverEvicting)
 		c.Repeats = &action.Repeats{}
 		for n := range 30 {
 			c.job(h, n, 100*time.Second)

@@ -185,9 +185,7 @@ func TestRetainLeavesTheNodeAsItIs(t *testing.T) {
 	g := NewWithT(t)
 	cl := newSite()
 	node := cl.add("a", sim.A100)
-	cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), func(p *v1alpha1.GPUSharingPolicy) {
-		p.Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain
-	})}
+	cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), retaining)}
 	cl.run(60)
 	labels := maps.Clone(node.Labels)
 	cl.Policies = nil

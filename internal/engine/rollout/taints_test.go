@@ -331,7 +331,7 @@ func TestWithoutADevicePluginTaintsStayAndGoWithTheirPolicy(t *testing.T) {
 func TestRetainKeepsTheTaints(t *testing.T) {
 	g := NewWithT(t)
 	c, h := tainted(shared)
-	c.Policies[0].Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain
+	retaining(&c.Policies[0])
 	c.run(60)
 	c.Policies = nil
 	c.run(60)

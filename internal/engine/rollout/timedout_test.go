@@ -360,7 +360,7 @@ func TestWhatInterruptsAChangeGivesNobodyWhatIsGone(t *testing.T) {
 					c := largeOn(t, "n0")
 					h := c.hosts["n0"]
 					if name == "the policy is deleted and retains" {
-						c.Policies[0].Spec.ReleasePolicy = v1alpha1.ReleasePolicyRetain
+						retaining(&c.Policies[0])
 						c.Policies[0].Generation++
 					}
 					c.makesLarge(h, monitors)
