@@ -195,7 +195,8 @@ func (c *run) bystander(h *host, a action.Evict) {
 // it is not as it came any more.
 func (c *run) mayChange(h *host, uuid string) bool {
 	for _, d := range h.devices() {
-		ours := d.State.ComputeMode != gpu.ComputeDefault && h.theirs == nil // set for MPS, and left
+		ours := d.State.ComputeMode != gpu.ComputeDefault && h.theirs == nil || // set for MPS, and left
+			d.State.MPS != nil && !d.State.MPS.External // of an agent that ended before it set the mode (993255)
 		was := h.born[uuid].before
 		taken := was != nil && !bornAs(d).equal(*was) && h.restored(uuid) // a policy left it so, and one took it over with its baseline
 		if d.UUID == uuid && (ours || taken || !bornAs(d).equal(h.born[uuid])) {
