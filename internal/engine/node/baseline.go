@@ -215,7 +215,9 @@ func recordDevices(v *View, spec *v1alpha1.GPUNodeSpec) {
 	}
 	devices := slices.Clone(spec.Baseline.Devices)
 	if releasedAsIs(*spec) {
-		devices = slices.DeleteFunc(devices, func(d v1alpha1.DeviceSpec) bool { return !cluster.Lists(v.Target.Devices, d.UUID) })
+		devices = slices.DeleteFunc(devices, func(d v1alpha1.DeviceSpec) bool {
+			return !cluster.Lists(v.Target.Devices, d.UUID) && !leftUnderMPS(&v.Node.GPU, d.UUID) // it may be away
+		})
 	}
 	var added []v1alpha1.DeviceSpec
 	for _, d := range v.Devices {

@@ -49,14 +49,22 @@ type Target struct {
 // changedDevices returns the GPUs that the operator has changed, each in its state before that. Where a policy left the
 // node as it is (releasePolicy Retain), these GPUs are the user's, except those that the operator's MPS daemon serves:
 // under another configuration nobody gets to it any more, and they stay closed to all others.
-func changedDevices(spec v1alpha1.GPUNodeSpec) []v1alpha1.DeviceSpec {
-	if spec.Baseline == nil {
+func changedDevices(n *v1alpha1.GPUNode) []v1alpha1.DeviceSpec {
+	if n.Spec.Baseline == nil {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(spec.Baseline.Devices), func(d v1alpha1.DeviceSpec) bool {
-		return releasedAsIs(spec) && !slices.ContainsFunc(spec.Devices, func(left v1alpha1.DeviceSpec) bool {
-			return left.UUID == d.UUID && sharedBy(left.Sharing, v1alpha1.MPSDaemonOwnerGPUSharing)
-		})
+	return slices.DeleteFunc(slices.Clone(n.Spec.Baseline.Devices), func(d v1alpha1.DeviceSpec) bool {
+		return releasedAsIs(n.Spec) && !leftUnderMPS(n, d.UUID)
+	})
+}
+
+// leftUnderMPS reports whether the operator's MPS daemon serves a GPU, or is to. A spec that was withdrawn, or is of a GPUNode that was made anew,
+// does not tell.
+func leftUnderMPS(n *v1alpha1.GPUNode, uuid string) bool {
+	return slices.ContainsFunc(n.Spec.Devices, func(d v1alpha1.DeviceSpec) bool {
+		return d.UUID == uuid && sharedBy(d.Sharing, v1alpha1.MPSDaemonOwnerGPUSharing)
+	}) || slices.ContainsFunc(n.Status.Devices, func(d v1alpha1.DeviceStatus) bool {
+		return d.UUID == uuid && sharedBy(d.Sharing, v1alpha1.MPSDaemonOwnerGPUSharing)
 	})
 }
 

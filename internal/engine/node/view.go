@@ -88,7 +88,7 @@ func needsNVIDIAMPS(v *View, uuid string) bool {
 // PolicyNode is what a policy needs to know of a node to select it.
 func PolicyNode(n *cluster.Node) policy.Node {
 	return policy.Node{
-		Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Changed: changedDevices(n.GPU.Spec),
+		Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Changed: changedDevices(&n.GPU),
 		Policy: n.GPU.Spec.PolicyName, Numbering: n.GPU.Spec.Numbering,
 	}
 }
