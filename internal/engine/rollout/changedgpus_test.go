@@ -199,16 +199,29 @@ func (c *site) otherForGPU0() {
 	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("other", mig(count("3g.20gb", 2)), onGPUs(0))}
 }
 
-// TestWhatARetainingPolicyLeftIsNotTakenDownByAnother that selects other GPUs.
+// TestWhatARetainingPolicyLeftIsNotTakenDownByAnother that selects other GPUs, also where the GPUNode is lost with the
+// kind before it comes: the copy of the baseline names the indexes of no policy that is gone.
 func TestWhatARetainingPolicyLeftIsNotTakenDownByAnother(t *testing.T) {
-	g := NewWithT(t)
-	c, h := leftBehind(mig(count("2g", 3)))
-	c.otherForGPU0()
-	c.hold(h, "train", 1, h.devices()[1].State.Instances[0].ID)
-	c.run(400)
-	g.Expect(c.ready()).To(Equal(1))
-	g.Expect(h.devices()[0].State.Instances).To(HaveLen(2))
-	g.Expect(h.devices()[1].State.Instances).To(HaveLen(3))
+	for name, lost := range map[string]bool{"another comes": false, "the GPUNode is lost, and another comes": true} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(onGPUs(0, 1), retaining)
+			c.run(200)
+			c.Policies = nil
+			c.run(60)
+			c.hold(h, "train", 1, h.devices()[1].State.Instances[0].ID)
+			if lost {
+				c.loseGPUNode(h)
+			}
+			c.otherForGPU0()
+			c.edit(evicting)
+			c.run(400)
+			g.Expect(c.evicted).To(BeEmpty())
+			g.Expect(c.ready()).To(Equal(1))
+			g.Expect(h.devices()[0].State.Instances).To(HaveLen(2))
+			g.Expect(h.devices()[1].State.Instances).To(HaveLen(3))
+		})
+	}
 }
 
 // TestAGPUThatARetainingPolicyLeftUnderMPSReturns where another policy selects others: the daemon that serves them all

@@ -111,8 +111,12 @@ func retain(m *member) []action.Action {
 		if node.AsksOfUsers(m.View) { // they come to the node again
 			spec.ConfigName, spec.Devices = "", nil
 		}
-		if spec.Baseline == nil {
+		if spec.Numbering = nil; spec.Baseline == nil {
 			spec = v1alpha1.GPUNodeSpec{}
+		} else if text := cluster.CopyOf(spec); m.Node.Annotations[v1alpha1.AnnotationBaseline] != text {
+			patch := m.Patch("recording that no policy governs the node") // with indexes it says that one does, where the GPUNode is lost
+			patch.Annotations[v1alpha1.AnnotationBaseline] = &text
+			actions = append(actions, patch)
 		}
 		return append(actions, action.SetSpec{Node: m.Node.Name, Spec: spec, Why: "leaving the node as it is"})
 	}
