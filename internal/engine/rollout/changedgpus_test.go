@@ -15,6 +15,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -215,6 +216,9 @@ func TestWhatARetainingPolicyLeftIsNotTakenDownByAnother(t *testing.T) {
 			}
 			c.otherForGPU0()
 			c.edit(evicting)
+			if lost {
+				c.tick(timing.PoliciesReturn)
+			}
 			c.run(400)
 			g.Expect(c.evicted).To(BeEmpty())
 			g.Expect(c.ready()).To(Equal(1))
@@ -230,7 +234,7 @@ func TestWhatARetainingPolicyLeftIsNotTakenDownByAnother(t *testing.T) {
 func TestAGPUThatARetainingPolicyLeftUnderMPSReturns(t *testing.T) {
 	for name, comes := range map[string]func(*WithT, *site, *host){
 		"another comes":                          func(_ *WithT, c *site, _ *host) { c.otherForGPU0() },
-		"the GPUNode is lost, and another comes": func(_ *WithT, c *site, h *host) { c.loseGPUNode(h); c.otherForGPU0() },
+		"the GPUNode is lost, and another comes": func(_ *WithT, c *site, h *host) { c.loseGPUNode(h); c.otherForGPU0(); c.tick(timing.PoliciesReturn) },
 		"it went while the agent was asked for instances": func(g *WithT, c *site, h *host) {
 			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), retaining)}
 			h.lags = true

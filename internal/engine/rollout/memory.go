@@ -344,6 +344,7 @@ func (d *derived) shareDevices(spec []v1alpha1.DeviceSpec) {
 func (d *derived) decide() {
 	m := &member{View: d.view}
 	m.Result, m.Actions = node.AddFindings(d.view, node.Decide(d.view))
+	awaitFormer(m)
 	m.Slot = slotOf(m)
 	reclaimSlot(m)
 	d.result, d.actions, d.slot = m.Result, slices.Clip(m.Actions), m.Slot

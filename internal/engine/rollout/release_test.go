@@ -193,6 +193,46 @@ func TestAGPUNodeThatWasMadeAnewWaitsForItsPolicy(t *testing.T) {
 	}
 }
 
+// TestAGPUNodeThatWasMadeAnewWaitsForItsFormerPolicy where another comes back first, which selects its node too: no pod is evicted for that.
+func TestAGPUNodeThatWasMadeAnewWaitsForItsFormerPolicy(t *testing.T) {
+	for name, backup := range map[string]bool{"made anew": false, "of a backup": true} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := toMIG(evicting)
+			c.Policies[0].Spec.Priority = 10
+			c.Policies = append(c.Policies, policyOf("base", mig(count("3g", 2)), evicting))
+			c.run(200)
+			c.hold(h, "train", 0, h.devices()[0].State.Instances[0].ID)
+			c.tick(time.Hour)
+			was, policies, instances := h.GPU, c.Policies, h.instances()
+			gone := func() {
+				c.makeGPUNode(h)
+				if h.report(); backup {
+					h.restoreGPUNode(was)
+				}
+				c.Policies = nil
+				c.steps(10)
+				c.Policies = policies[1:]
+			}
+			gone()
+			c.during(timing.PoliciesReturn/2, 5*time.Second)
+			g.Expect(h.waits()).To(HavePrefix("NoPolicy: Waiting for policy research"))
+			c.Policies = policies
+			c.run(200)
+			g.Expect(c.evicted).To(BeEmpty())
+			g.Expect(h.instances()).To(Equal(instances))
+			isUpToDate(g, c.reconcile().Nodes[0])
+
+			gone()
+			c.during(timing.PoliciesReturn, 5*time.Second)
+			c.run(200)
+			g.Expect(c.evicted).To(Equal([]string{"train"}), "it has not come back")
+			isUpToDate(g, c.reconcile().Nodes[0])
+			g.Expect(h.GPU.Spec.PolicyName).To(Equal("base"))
+		})
+	}
+}
+
 // TestAYoungGPUNodeIsNotCalledAnewForAClock that was ahead: what the controller wrote lies in the future now (782664).
 func TestAYoungGPUNodeIsNotCalledAnewForAClock(t *testing.T) {
 	g := NewWithT(t)

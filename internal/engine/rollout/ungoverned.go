@@ -4,6 +4,8 @@
 package rollout
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -92,6 +94,22 @@ func awaiting(v *node.View, until time.Time) member {
 	m.Actions = append(node.RestoreScheduling(v, "no policy governs the node"), node.AskNothingOfUsers(v)...)
 	m.Slot = slotOf(&m)
 	return m
+}
+
+// awaitFormer leaves a node as it is to which another policy comes first than the one that it was changed for: who creates
+// policies again does it one after the other.
+func awaitFormer(m *member) {
+	former := cmp.Or(m.Node.ChangedFor, m.Node.GPU.Spec.PolicyName)
+	returned := slices.ContainsFunc(m.Snapshot.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == former })
+	until, may := policiesReturn(m.View)
+	if m.Policy == nil || former == "" || returned || !may {
+		return
+	}
+	m.Actions = awaiting(m.View, until).Actions
+	m.Result = node.Result{
+		State: node.PendingDisruptive, Reason: v1alpha1.ReasonNoPolicy, After: until.Sub(m.Snapshot.Now),
+		Message: fmt.Sprintf("Waiting for policy %s, for which the node was changed before its GPUNode was made anew or restored from a backup, until %s", former, format.Clock(until)),
+	}
 }
 
 // retain leaves a node as it is, without holding it.
