@@ -51,10 +51,16 @@ func awaitLabelUncontested(v *View) (Result, bool) {
 	return r, true
 }
 
-// leftToOthersConfig reports whether a node differs from what it was at most by NVIDIA's MPS daemon, which serves the configuration that another
-// controller selects: ended, it would come back with the device plugin.
+// othersConfigAgain reports whether a node differs from what it was at most by NVIDIA's MPS daemon, which serves the configuration that another
+// controller selects again: ended, it would come back with the device plugin.
+func othersConfigAgain(v *View) bool {
+	again := strings.Contains(v.Node.Annotations[v1alpha1.AnnotationOverruled], v1alpha1.LabelConfig+"@")
+	return again && len(v.Steps) == 0 && v.TargetIsLastGood() && configReset(v)
+}
+
+// leftToOthersConfig reports whether such a node is left as it is.
 func leftToOthersConfig(v *View) bool {
-	return len(v.Steps) == 0 && v.TargetIsLastGood() && configReset(v) && overruledFor(v, v1alpha1.LabelConfig) > 0
+	return othersConfigAgain(v) && overruledFor(v, v1alpha1.LabelConfig) > 0
 }
 
 // overruledFor is how long another controller is still left alone that sets a label again.

@@ -254,12 +254,13 @@ func DrainTimeout(drain v1alpha1.Drain) time.Duration {
 	return time.Duration(cmp.Or(drain.TimeoutSeconds, usual)) * time.Second
 }
 
-// DrainMode is how pods that block the change are handled; WaitForIdle if the policy names none. A change for pods that wait hinders no other.
+// DrainMode is how pods that block the change are handled; WaitForIdle if the policy names none. A change for pods that wait hinders no other, and nobody
+// is evicted once an hour for what another controller sets again.
 func (v *View) DrainMode() v1alpha1.DrainMode {
 	if v.ForDemand {
 		return v1alpha1.DrainModeNever
 	}
-	if mode := v.RolloutSpec().Drain.Mode; mode != "" {
+	if mode := v.RolloutSpec().Drain.Mode; mode == v1alpha1.DrainModeNever || mode != "" && !othersConfigAgain(v) {
 		return mode
 	}
 	return v1alpha1.DrainModeWaitForIdle

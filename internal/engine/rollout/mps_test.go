@@ -194,6 +194,29 @@ func TestNVIDIAsMPSThatAnothersConfigurationStartsIsLeft(t *testing.T) {
 	g.Expect(h.theirs).To(BeNil(), "set again after an hour, and nobody objects any more")
 }
 
+// TestClientsOfAnothersConfigurationAreNotEvictedEachHour for a label that is set again each time.
+func TestClientsOfAnothersConfigurationAreNotEvictedEachHour(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	c.byHand = mpsByHand(4)
+	h := c.add("a", sim.A100)
+	settled(t, c, v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+	for begins := c.Now; c.Now.Sub(begins) < 5*time.Hour; c.reconcile() {
+		delete(h.Labels, v1alpha1.LabelConfig)
+		if h.theirs != nil && !h.isKept() && len(h.devices()[0].Holders) == 0 {
+			c.hold(h, "client", 0, gpu.WholeGPU)
+		}
+		c.tick(10 * time.Second)
+	}
+	g.Expect(c.evicted).To(BeEmpty())
+	g.Expect(c.killed).To(BeEmpty())
+	g.Expect(h.isKept()).To(BeFalse())
+	delete(h.Labels, v1alpha1.LabelConfig)
+	c.end(h, "client")
+	d := c.during(2*time.Hour, 10*time.Second)
+	isUpToDate(g, d.Nodes[0])
+}
+
 // TestAGPUThatNVIDIAsMPSServedIsDeselected: the configuration of the node asks for no MPS, so the daemon does not come
 // back before the policy goes. The node is ready without it.
 func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
