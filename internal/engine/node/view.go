@@ -85,11 +85,15 @@ func needsNVIDIAMPS(v *View, uuid string) bool {
 	return true // not ours to change
 }
 
-// PolicyNode is what a policy needs to know of a node to select it.
+// PolicyNode is what a policy needs to know of a node to select it. A GPUNode that was made anew does not tell which one
+// governed it.
 func PolicyNode(n *cluster.Node) policy.Node {
+	by := n.GPU.Spec.PolicyName
+	if n.GPU.Spec.ChangeTime.IsZero() {
+		by = cmp.Or(by, n.ChangedFor)
+	}
 	return policy.Node{
-		Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Changed: changedDevices(&n.GPU),
-		Policy: n.GPU.Spec.PolicyName, Numbering: n.GPU.Spec.Numbering,
+		Name: n.Name, Labels: n.Labels, Devices: n.GPU.Status.Devices, Changed: changedDevices(&n.GPU), Policy: by, Numbering: n.GPU.Spec.Numbering,
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
@@ -378,7 +379,7 @@ func TestACopyOfAnEarlierVersionLeavesTheNodeReady(t *testing.T) {
 }
 
 // TestAPolicyOfALaterVersionUndoesNothing: after a downgrade the API server has dropped what this version's CRD does not have, and kept values of
-// which it does not know.
+// which it does not know. Nor does it where the GPUNode is lost.
 func TestAPolicyOfALaterVersionUndoesNothing(t *testing.T) {
 	later := func(change func(*v1alpha1.Sharing)) func(*v1alpha1.GPUSharingPolicy) {
 		return func(p *v1alpha1.GPUSharingPolicy) { change(&p.Spec.Sharing) }
@@ -407,11 +408,14 @@ func TestAPolicyOfALaterVersionUndoesNothing(t *testing.T) {
 			g.Expect(want).To(HaveKey("nvidia.com/mig-2g.10gb"))
 			c.hold(h, "job", 0, h.devices()[0].State.Instances[0].ID)
 			c.edit(change)
-			d, _ := c.run(200)
-			g.Expect(advertised(h)).To(Equal(want))
-			g.Expect(h.inUse()).NotTo(BeEmpty())
-			g.Expect(h.isTainted()).To(BeFalse())
-			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonLaterVersion))
+			for _, then := range []func(){func() {}, func() { c.loseGPUNode(h); c.tick(timing.PoliciesReturn) }} {
+				then()
+				d, _ := c.run(200)
+				g.Expect(advertised(h)).To(Equal(want))
+				g.Expect(h.inUse()).NotTo(BeEmpty())
+				g.Expect(h.isTainted()).To(BeFalse())
+				g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonLaterVersion))
+			}
 		})
 	}
 }
