@@ -92,13 +92,15 @@ func weigh(root *os.Root, folder string, most int) weight {
 
 const block = 512 // in which stat counts
 
-// taken is what a file takes of the node's memory, in bytes. It may be more than its size (fallocate).
+// taken is what a file takes of the node's memory, in bytes: more than its size after fallocate, and less where it has holes, whose sizes may add
+// up to less than nothing. The rest of its last page does not count.
 func taken(info fs.FileInfo) int64 {
 	const page = 4096
-	if by := info.Sys().(*syscall.Stat_t).Blocks * block; by >= info.Size()+page { //nolint:forcetypeassert // it is of Linux
-		return by
+	by := info.Sys().(*syscall.Stat_t).Blocks * block //nolint:forcetypeassert // it is of Linux
+	if more := by - info.Size(); more >= 0 && more < page {
+		return info.Size()
 	}
-	return info.Size()
+	return by
 }
 
 // maxClosing bounds how many descriptors may be on their way to be closed, and maxLeased how many files may wait for a lease: both wait for
@@ -298,7 +300,7 @@ func (p *Proc) held(fd int, ids map[string]bool) (removedFile, bool) {
 		_ = unix.Close(fd)
 		return removedFile{}, false
 	}
-	f := removedFile{fd: fd, inode: stat.Ino, bytes: max(stat.Size, stat.Blocks*block)} // a small one takes a page: there may be a million
+	f := removedFile{fd: fd, inode: stat.Ino, bytes: stat.Blocks * block} // a small one takes a page: there may be a million
 	if f.bytes == 0 {
 		_ = unix.Close(fd)
 	}

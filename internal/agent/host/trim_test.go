@@ -190,6 +190,9 @@ func TestTrimFindsWhatATenantHides(t *testing.T) {
 		"behind many files that are removed and small": `
 			for i in $(seq 1 300); do head -c 1 /dev/zero >/mnt/small-$i; done &&
 			exec bash -c 'for i in $(seq 10 300); do eval "exec $i</mnt/small-$i"; done; rm /mnt/small-*; exec 301>/mnt/large; rm /mnt/large; head -c 6M /dev/zero >&301; echo mounted; read -r line' && true`,
+		"behind a hole that adds up to less than nothing": `truncate --size 9223372036854767616 /mnt/hole && head -c 6M /dev/zero >/mnt/large`,
+		"behind a removed hole that does": `
+			truncate --size 9223372036854767616 /mnt/hole && exec 9</mnt/hole && rm /mnt/hole && head -c 6M /dev/zero >/mnt/large`,
 		"in a mount namespace of its own": `
 			(exec 9>/mnt/removed && rm /mnt/removed && head -c 6M /dev/zero >&9 && exec unshare --mount sh -c 'echo mounted; read -r line')`,
 		"behind many files that are removed and empty": `
