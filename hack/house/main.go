@@ -26,8 +26,8 @@ import (
 
 // bounds are the figures that were reached, in the order in which they are shown, each with what it counts.
 var bounds = []bound{
-	{"KB of Go in internal, without tests", 2332},
-	{"KB of Go in internal, cmd, api and hack, without tests", 2720},
+	{"KB of Go in internal, without tests", 2335},
+	{"KB of Go in internal, cmd, api and hack, without tests", 2723},
 	{"KB of tests and of test", 4879},
 	{"rooms: folders of internal", 7},
 	{"arrows between rooms", 16},

@@ -58,14 +58,13 @@ func changedDevices(n *v1alpha1.GPUNode) []v1alpha1.DeviceSpec {
 	})
 }
 
-// leftUnderMPS reports whether the operator's MPS daemon serves a GPU, or is to. A spec that was withdrawn, or is of a GPUNode that was made anew,
-// does not tell.
+// leftUnderMPS reports whether the operator's MPS daemon serves a GPU, or is to. A spec that was withdrawn, or is of a
+// GPUNode that was made anew, does not tell.
 func leftUnderMPS(n *v1alpha1.GPUNode, uuid string) bool {
-	return slices.ContainsFunc(n.Spec.Devices, func(d v1alpha1.DeviceSpec) bool {
-		return d.UUID == uuid && sharedBy(d.Sharing, v1alpha1.MPSDaemonOwnerGPUSharing)
-	}) || slices.ContainsFunc(n.Status.Devices, func(d v1alpha1.DeviceStatus) bool {
-		return d.UUID == uuid && sharedBy(d.Sharing, v1alpha1.MPSDaemonOwnerGPUSharing)
-	})
+	const by = v1alpha1.MPSDaemonOwnerGPUSharing
+	asked := func(d v1alpha1.DeviceSpec) bool { return d.UUID == uuid && sharedBy(d.Sharing, by) }
+	serves := func(d v1alpha1.DeviceStatus) bool { return d.UUID == uuid && sharedBy(d.Sharing, by) }
+	return slices.ContainsFunc(n.Spec.Devices, asked) || slices.ContainsFunc(n.Status.Devices, serves)
 }
 
 // releasedAsIs reports whether the policy that governed the node last has left it as it is.

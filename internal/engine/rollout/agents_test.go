@@ -124,7 +124,7 @@ func TestMIGManagerMayTakeTheAgentAway(t *testing.T) {
 	g := NewWithT(t)
 	w := newSite()
 	h := withManager(w, sim.A100)
-	w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("2g", 3)))}
+	w.setPolicy("research", byManager(count("2g", 3)))
 	reasons, away := map[string]bool{}, false
 	for range 90 {
 		stopped := h.Labels[v1alpha1.LabelRunsAgent] == managerStopped

@@ -219,7 +219,7 @@ func TestMIGManagerIsAskedAfterTheControllerWasAway(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := withManager(c, sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+	c.setPolicy("research", byManager(count("1g", 7)), evicting)
 	c.waitsUntil(g, func() bool { return h.GPU.Spec.MIGConfigName != "" })
 	c.tick(20 * time.Minute)
 	c.LeadsSince = c.Now

@@ -58,7 +58,7 @@ func TestTheBaselineSurvivesTheLossOfEitherObject(t *testing.T) {
 					c.Plugin.Configs = maps.Clone(c.Configs)
 					c.tick(time.Second)
 					registered, gpus := maps.Clone(h.Labels), h.GPU.Status.Devices[0].Sharing
-					c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
+					c.setPolicy("research", sharing)
 					c.steps(after)
 					loses(c, h, registered)
 					c.run(300)
@@ -113,7 +113,7 @@ func TestTheBaselineOfAGPUIsHowItWasBeforeItsFirstChange(t *testing.T) {
 		h := c.add("a", sim.H100)
 		h.byHand(0, "2g.20gb")
 		c.tick(time.Second)
-		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(2))}
+		c.setPolicy("research", timeSlicing(2))
 		c.steps(reconciles)
 		g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationBaseline))
 		g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
@@ -178,7 +178,7 @@ func TestTheOperatorsOwnValuesAreNoBaseline(t *testing.T) {
 			c, h, sharing := byHand()
 			h.Labels[v1alpha1.LabelMIGManager] = "true"
 			c.tick(time.Second)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
+			c.setPolicy("research", sharing)
 			c.run(400)
 			g.Expect(c.ready()).To(Equal(1))
 			delete(h.Annotations, v1alpha1.AnnotationBaseline)
@@ -217,7 +217,7 @@ func TestARestoreSetsNoLabelThatTheOperatorDidNotChange(t *testing.T) {
 func TestALabelOfMIGManagerThatCameAfterTheBaselineIsGivenBack(t *testing.T) {
 	for name, then := range map[string]func(*site, *host){
 		"before MIG": func(c *site, _ *host) {
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g", 2)))}
+			c.setPolicy("research", mig(count("3g", 2)))
 		},
 		"with MIG":       func(*site, *host) {},
 		"at the release": func(c *site, _ *host) { c.Policies = nil },
@@ -264,7 +264,7 @@ func TestANodeThatGetsOtherGPUsEachDay(t *testing.T) {
 			g := NewWithT(t)
 			c := newSite()
 			h := c.add("vm", slices.Repeat([]sim.Model{sim.A100}, 8)...)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
+			c.setPolicy("research", sharing)
 			uuids := func() (all []string) {
 				for _, d := range h.devices() {
 					all = append(all, d.UUID)
@@ -346,7 +346,7 @@ func TestAPolicyRightAfterAReleaseFindsWhatIsThere(t *testing.T) {
 	byHand := h.instances()
 	c.tick(time.Second)
 	for _, name := range []string{"former", "next"} {
-		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf(name, mig(count("1g", 7)))}
+		c.setPolicy(name, mig(count("1g", 7)))
 		c.run(120)
 		g.Expect(h.instances()).To(HaveLen(7))
 		c.Policies = nil

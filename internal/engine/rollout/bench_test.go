@@ -57,7 +57,7 @@ func upToDate(b *testing.B, sharing v1alpha1.Sharing, nodes int) cluster.Snapsho
 	b.Helper()
 	c := newSite()
 	c.add("n0", slices.Repeat([]sim.Model{sim.A100}, 8)...)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
+	c.setPolicy("research", sharing)
 	c.run(60)
 	s := c.world()
 	s.Nodes[0].Version = 1

@@ -78,7 +78,7 @@ func TestPace(t *testing.T) {
 			for i := range 10 {
 				cl.add(fmt.Sprintf("n%d", i), sim.A100)
 			}
-			cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), unavailable(c.unavailable))}
+			cl.setPolicy("research", mig(count("1g", 7)), unavailable(c.unavailable))
 			for cl.ready() < c.reached {
 				cl.steps(1)
 			}
@@ -110,7 +110,7 @@ func TestANodeWithOperandsLeftStoppedHoldsItsSlot(t *testing.T) {
 			for _, node := range []string{"a", "b"} {
 				c.add(node, sim.A100)
 			}
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
+			c.setPolicy("research", mig(count("2g", 3)))
 			c.steps(1)
 			c.reconcile() // the operands are stopped, and are still there
 			g.Expect(c.hosts["a"].Annotations).To(HaveKey(v1alpha1.AnnotationStopped))
@@ -163,7 +163,7 @@ func TestAllNodesShareOneWriteOfKeys(t *testing.T) {
 	for i := range 6 {
 		c.add(fmt.Sprintf("n%d", i), []sim.Model{sim.A100, sim.H100}[i%2])
 	}
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), unavailable("100%"))}
+	c.setPolicy("research", mig(count("1g", 7)), unavailable("100%"))
 	d, _ := c.run(100)
 	g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(6)))
 	g.Expect(c.writes["action.WriteConfigs"]).To(Equal(1))

@@ -59,7 +59,7 @@ func TestAReplacedGPUReturnsToTheStateInWhichItCame(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := c.add("a", sim.A100, sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)))}
+	c.setPolicy("research", mig(count("3g.20gb", 2)))
 	c.run(200)
 	g.Expect(c.ready()).To(Equal(1))
 	c.replace(h, 1)
@@ -98,7 +98,7 @@ func TestADeselectedGPUReturnsToItsBaseline(t *testing.T) {
 				h.byHand(1, profile)
 			}
 			before := h.GPU.Status.Devices[1].Sharing
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)))}
+			c.setPolicy("research", mig(count("3g.20gb", 2)))
 			c.run(200)
 			g.Expect(c.ready()).To(Equal(1))
 
@@ -197,7 +197,7 @@ func leftBehind(by v1alpha1.Sharing) (*site, *host) {
 }
 
 func (c *site) otherForGPU0() {
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("other", mig(count("3g.20gb", 2)), onGPUs(0))}
+	c.setPolicy("other", mig(count("3g.20gb", 2)), onGPUs(0))
 }
 
 // TestWhatARetainingPolicyLeftIsNotTakenDownByAnother that selects other GPUs, also where the GPUNode is lost with the
@@ -236,7 +236,7 @@ func TestAGPUThatARetainingPolicyLeftUnderMPSReturns(t *testing.T) {
 		"another comes":                          func(_ *WithT, c *site, _ *host) { c.otherForGPU0() },
 		"the GPUNode is lost, and another comes": func(_ *WithT, c *site, h *host) { c.loseGPUNode(h); c.otherForGPU0(); c.tick(timing.PoliciesReturn) },
 		"it went while the agent was asked for instances": func(g *WithT, c *site, h *host) {
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), retaining)}
+			c.setPolicy("research", mig(count("2g", 3)), retaining)
 			h.lags = true
 			c.waitsUntil(g, func() bool {
 				return len(h.GPU.Spec.Devices) > 0 && h.GPU.Spec.Devices[1].Sharing.MIGMode == v1alpha1.MIGModeEnabled
@@ -344,7 +344,7 @@ func TestAPolicyKeepsTheGPUsThatItSelectedByIndex(t *testing.T) {
 			g := NewWithT(t)
 			c := newSite()
 			h := c.add("a", sim.A100, sim.A100, sim.A100, sim.A100)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)), evicting, selects)}
+			c.setPolicy("research", mig(count("3g.20gb", 2)), evicting, selects)
 			c.run(300)
 			g.Expect(c.ready()).To(Equal(1))
 			selected := h.partitionedGPUs()
@@ -367,7 +367,7 @@ func TestAMissingGPUIsReported(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := c.add("a", sim.A100, sim.A100, sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)), onGPUs(0, 1))}
+	c.setPolicy("research", mig(count("3g.20gb", 2)), onGPUs(0, 1))
 	c.run(300)
 	kept := h.partitionedGPUs()[1]
 	lost := c.loseGPU(h, 0)
@@ -393,7 +393,7 @@ func TestANodeWhoseSelectedGPUsAreAllMissingStaysGoverned(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := c.add("a", sim.A100, sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)), onGPUs(1))}
+	c.setPolicy("research", mig(count("3g.20gb", 2)), onGPUs(1))
 	c.run(300)
 	c.loseGPU(h, 1)
 	for _, lose := range []func(){func() {}, func() { c.loseGPUNode(h) }} {
@@ -411,7 +411,7 @@ func TestIndexesThatTheUserEditsAreThoseOfToday(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := c.add("a", sim.A100, sim.A100, sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)), onGPUs(1))}
+	c.setPolicy("research", mig(count("3g.20gb", 2)), onGPUs(1))
 	c.run(300)
 	c.loseGPU(h, 0)
 	c.edit(onGPUs(1))

@@ -30,7 +30,7 @@ func TestAWrongClockOfANodeKeepsNoNodeFromBeingReady(t *testing.T) {
 			c := newSite()
 			h := c.add("a", sim.A100)
 			h.skew = skew
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
+			c.setPolicy("research", mig(count("2g", 3)))
 			d, _ := c.run(120)
 			isUpToDate(g, d.Nodes[0])
 		})
@@ -42,7 +42,7 @@ func TestAWrongClockOfANodeKeepsNoNodeFromBeingReady(t *testing.T) {
 			h.Pods = append(h.Pods, cluster.Pod{ // its image is not there
 				Namespace: "user", Name: "pulls", UID: "pulls", Controller: "ReplicaSet", GPU: true, Scheduled: c.Now.Add(-time.Hour),
 			})
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
+			c.setPolicy("research", mig(count("2g", 3)))
 			d, _ := c.run(120)
 			isUpToDate(g, d.Nodes[0])
 		})
@@ -70,7 +70,7 @@ func TestAControllersClockThatWasAheadKeepsNothing(t *testing.T) {
 			c := newSite()
 			h := c.add("a", sim.A100)
 			c.ahead, h.lags = 400*24*time.Hour, true
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
+			c.setPolicy("research", mig(count("2g", 3)))
 			for range 60 {
 				if !reached(h) {
 					c.steps(1)

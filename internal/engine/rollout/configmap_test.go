@@ -71,7 +71,7 @@ func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
 		NodeSelector: map[string]string{mpsLabel: "true"},
 	})
 	c.hold(byHand, "client", 0, gpu.WholeGPU)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), onPool("other"))}
+	c.setPolicy("research", timeSlicing(4), onPool("other"))
 	d := c.reconcile()
 	g.Expect(d.PluginConfigHeld).To(ContainSubstring("pod user/client"))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
@@ -131,10 +131,10 @@ func TestTheDefaultConfigKeepsTheStrategyForNodesThatNoPolicyChanges(t *testing.
 		"it is without MIG":       {change: func(c *site, h *host) { h.hardware.Update(func(n *sim.Node) { n.GPUs[0].MIG = false }); c.tick(0) }},
 		"it has a config already": {change: func(_ *site, h *host) { h.Labels[v1alpha1.LabelConfig] = "by-hand" }},
 		"a policy governs it": {change: func(c *site, _ *host) {
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
+			c.setPolicy("research", mig(count("1g", 7)))
 		}},
 		"its policy is paused": {keeps: true, change: func(c *site, _ *host) {
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), paused)}
+			c.setPolicy("research", mig(count("1g", 7)), paused)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestPodsElsewhereAreNoNewsOfANode(t *testing.T) {
 		Namespace: "gpu-operator", Name: "mps", UID: "mps", Controller: "DaemonSet", NVIDIA: true,
 		NodeSelector: map[string]string{mpsLabel: "true"},
 	})
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), onPool("other"))}
+	c.setPolicy("research", timeSlicing(4), onPool("other"))
 	for i := range 30 {
 		name := fmt.Sprint("client-", i)
 		c.hold(byHand, name, 0, gpu.WholeGPU)
@@ -272,7 +272,7 @@ func TestAReleaseEndsWhereTheFormerLabelRequestsAnotherLayout(t *testing.T) {
 				g := NewWithT(t)
 				c := newSite()
 				h := byHandUnder(g, c, found.label, found.layout...)
-				c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), evicting)}
+				c.setPolicy("research", mig(count("2g", 3)), evicting)
 				d := c.during(10*time.Minute, every)
 				g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 				h.applied = nil
@@ -332,7 +332,7 @@ func TestAReleasedNodeThatComesBackFromABackup(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := withManager(c, sim.H100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), evicting)}
+	c.setPolicy("research", mig(count("1g", 7)), evicting)
 	c.during(10*time.Minute, time.Second)
 	saved := h.GPU.DeepCopy()
 	g.Expect(saved.Spec.Devices).NotTo(BeEmpty())

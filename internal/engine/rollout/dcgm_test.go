@@ -50,7 +50,7 @@ func TestDCGMSeesTheInstancesThatAreThere(t *testing.T) {
 	h := w.add("a", sim.A100).monitored()
 	current := func(sharing v1alpha1.Sharing) map[node.State]bool {
 		states := map[node.State]bool{}
-		w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing, func(p *v1alpha1.GPUSharingPolicy) { p.Generation = w.generation() })}
+		w.setPolicy("research", sharing, func(p *v1alpha1.GPUSharingPolicy) { p.Generation = w.generation() })
 		d, seen := w.run(90)
 		isUpToDate(g, d.Nodes[0])
 		for _, s := range seen["a"] {
@@ -183,7 +183,7 @@ func TestDCGMIsLeftAloneOnANodeThatIsTakenOver(t *testing.T) {
 	h.monitored()
 	w.steps(2)
 	dcgm := h.of(dcgmLabel).UID
-	w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("theirs", mig(count("2g", 3)))}
+	w.setPolicy("theirs", mig(count("2g", 3)))
 	w.run(60)
 	g.Expect(h.of(dcgmLabel).UID).To(Equal(dcgm))
 }
@@ -218,7 +218,7 @@ func TestReadyOutlastsThePluginsFirstMoment(t *testing.T) {
 			h.flips = true
 			h.plugin.running = false
 			w.Plugin.Configs = map[string]string{"default": ""}
-			w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
+			w.setPolicy("research", sharing)
 			check := func() {
 				for _, n := range w.reconcile().Nodes {
 					if n.State == node.UpToDate || n.State == node.Finishing {

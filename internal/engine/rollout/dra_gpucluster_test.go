@@ -110,7 +110,7 @@ func TestTheAgentOfAGPUCluster(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := c.addDRA("a", sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
+	c.setPolicy("research", mig(count("1g", 7)))
 	newGPUCluster(h)
 	h.Labels[cluster.LabelDRADriver], h.AgentReady = "false", false
 	c.Now = c.Now.Add(time.Hour)
@@ -241,7 +241,7 @@ func TestALivePolicyMovesToAGPUCluster(t *testing.T) {
 			c.OtherControllers = &cluster.OtherControllers{}
 			h := c.add("a", sim.A100)
 			h.Labels[v1alpha1.LabelMIGManager] = "true"
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", s, evicting)}
+			c.setPolicy("research", s, evicting)
 			c.during(4*time.Minute, time.Second)
 			g.Expect(one(c.reconcile()).State).To(Equal(node.UpToDate))
 

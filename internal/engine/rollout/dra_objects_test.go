@@ -253,7 +253,7 @@ func TestPodsKeepTheirClaimsWhileAKubeletLies(t *testing.T) {
 	c := newSite()
 	h := c.add("a", sim.A100)
 	c.switchOver(h, true)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), evicting)}
+	c.setPolicy("research", mig(count("1g", 7)), evicting)
 	c.run(120)
 	d := h.devices()[0]
 	c.claim(h, "train", nvidia.DeviceName(d, d.State.Instances[0]), "gpusharing-mig-1g.5gb", "nvidia.com/mig-1g.5gb")

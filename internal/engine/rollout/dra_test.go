@@ -28,7 +28,7 @@ func onDRA(s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharingPolicy)) (*site,
 	c := newSite()
 	c.Plugin = cluster.DevicePlugin{Reason: v1alpha1.ReasonNoDevicePlugin, Message: "there is no ClusterPolicy"}
 	h := c.addDRA("a", sim.A100, sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", s, with...)}
+	c.setPolicy("research", s, with...)
 	return c, h
 }
 
@@ -589,7 +589,7 @@ func TestEachNodeByWhatServesIt(t *testing.T) {
 	c := newSite()
 	c.OtherControllers = &cluster.OtherControllers{}
 	plugin, driver := c.add("a", sim.A100), c.addDRA("b", sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), evicting)}
+	c.setPolicy("research", mig(count("1g", 7)), evicting)
 	d, _ := c.run(240)
 	for _, n := range d.Nodes {
 		g.Expect(n.State).To(Equal(node.UpToDate), n.Message)
@@ -638,7 +638,7 @@ func TestARetainedNodeMovesToTheDriverAndBack(t *testing.T) {
 			g := NewWithT(t)
 			c := newSite()
 			h := c.add("a", sim.A100)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), retaining)}
+			c.setPolicy("research", timeSlicing(4), retaining)
 			c.run(60)
 			key := h.Labels[v1alpha1.LabelConfig]
 			lasts := func(d time.Duration) {
@@ -923,7 +923,7 @@ func TestANodeWhoseDriverMakesInstancesIsRestored(t *testing.T) {
 			g := NewWithT(t)
 			c := newSite()
 			h := c.add("a", sim.A100)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
+			c.setPolicy("research", sharing)
 			c.run(120)
 			if sharing.MPS != nil {
 				g.Expect(h.daemons).NotTo(BeEmpty())

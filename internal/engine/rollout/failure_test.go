@@ -37,7 +37,7 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 			for _, node := range []string{"a", "b"} {
 				c.add(node, sim.A100)
 			}
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+			c.setPolicy("research", timeSlicing(4))
 			c.run(60)
 			good := c.hosts["a"].GPU.Spec.ConfigName
 			c.hosts["a"].breaks(good)
@@ -85,7 +85,7 @@ func TestNoNodeSelectsAConfigThatIsGone(t *testing.T) {
 			g := NewWithT(t)
 			c := newSite()
 			h := c.add("a", sim.A100)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+			c.setPolicy("research", timeSlicing(4))
 			c.run(60)
 			good := h.Labels[v1alpha1.LabelConfig]
 			h.breaks(good)
@@ -150,7 +150,7 @@ func TestAnotherMPSRootOfTheClusterPolicyIsNamed(t *testing.T) {
 	h := c.add("a", sim.A100)
 	h.breaks("")
 	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", MPSRoot: "/var/lib/mps"}
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	c.setPolicy("research", mps(4))
 	d, _ := c.run(400)
 	g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("ClusterPolicy cluster-policy has spec.devicePlugin.mps.root /var/lib/mps"))
@@ -161,7 +161,7 @@ func TestTheFirstChangeThatFailsGoesBackToWhatWasFound(t *testing.T) {
 	c := newSite()
 	h := c.add("a", sim.A100)
 	h.breaks("")
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
+	c.setPolicy("research", mig(count("1g", 7)))
 	d, _ := c.run(400)
 	g.Expect(d.Actions).To(BeEmpty())
 	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
@@ -223,7 +223,7 @@ func TestAnotherAttemptHasTheWholeTimeToApply(t *testing.T) {
 			g := NewWithT(t)
 			c := newSite()
 			h := c.add("a", sim.A100)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+			c.setPolicy("research", mps(4))
 			h.lags = true // the agent reports nobody who comes
 			c.hold(h, "train", 0, gpu.WholeGPU)
 			c.tick(time.Minute)
@@ -251,7 +251,7 @@ func TestFailureThresholdLetsOthersGoOn(t *testing.T) {
 		c.add(node, sim.A100)
 	}
 	c.hosts["a"].breaks("")
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), failures(2), unavailable("2"))}
+	c.setPolicy("research", timeSlicing(4), failures(2), unavailable("2"))
 	d, _ := c.run(600)
 	g.Expect(d.Policies["research"].Nodes.Failed).To(Equal(int32(1)))
 	g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(2)), "%v", d.Nodes)
@@ -630,7 +630,7 @@ func TestAChangeThatHasNotBegunIsNotStoppingOperands(t *testing.T) {
 	h := c.add("a", sim.H100)
 	h.partitionedByHand()
 	h.Labels[v1alpha1.LabelMIGManager] = "true"
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), paused)}
+	c.setPolicy("research", mig(count("2g", 3)), paused)
 	d := c.reconcile()
 	g.Expect(d.Nodes[0].State).To(Equal(node.PendingNonDisruptive), d.Nodes[0].Message)
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("mig-manager"))
@@ -716,7 +716,7 @@ func TestAReleaseEndsOnlyWithAnAnswerOfTheAgent(t *testing.T) {
 	h := c.add("a", sim.A100)
 	h.byHand(0, "2g.10gb")
 	c.tick(time.Second)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
+	c.setPolicy("research", mig(count("1g", 7)))
 	for h.GPU.Spec.Devices == nil {
 		c.reconcile()
 		if h.GPU.Spec.Devices == nil {

@@ -210,7 +210,7 @@ func newFaultRun(t *testing.T, sharing *v1alpha1.Sharing) *faultRun {
 	if sharing == nil {
 		sharing = new(mig(count("2g", 3)))
 	}
-	o.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", *sharing, evicting)}
+	o.setPolicy("research", *sharing, evicting)
 	return o
 }
 

@@ -229,7 +229,7 @@ func TestOfFortyNodesTheWorstTenAreListed(t *testing.T) {
 		c.add(name, sim.T4)
 	}
 	c.add("worst", sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), neverEvicting, failures(2))}
+	c.setPolicy("research", mig(count("1g", 7)), neverEvicting, failures(2))
 	g.Expect(rollout.Decide(c.world()).Nodes).To(HaveLen(40))
 	all := c.Policies[0].Spec.NodeSelector
 	c.Policies[0].Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"first": "true"}}
@@ -294,7 +294,7 @@ func TestANodeThatLacksAGPUAndIsBeingChangedIsNotBlocked(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := c.add("a", sim.A100, sim.A100, sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("3g.20gb", 2)), onGPUs(0, 1))}
+	c.setPolicy("research", mig(count("3g.20gb", 2)), onGPUs(0, 1))
 	c.run(300)
 	c.loseGPU(h, 0)
 	c.run(300)

@@ -85,7 +85,7 @@ func TestMemoryHoldsUntilTheVersionChanges(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	c.add("n0", sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+	c.setPolicy("research", timeSlicing(4))
 	c.run(60)
 	var memory rollout.Memory
 	s := c.world()
@@ -134,7 +134,7 @@ func TestMemoryNoticesEveryChangeOfTheDevicePlugin(t *testing.T) {
 	under := func(sharing v1alpha1.Sharing, reconciles int) *site {
 		c := newSite()
 		withManager(c, sim.A100)
-		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
+		c.setPolicy("research", sharing)
 		c.run(reconciles)
 		return c
 	}
@@ -174,7 +174,7 @@ func TestPoliciesForOtherGPUsCostNothing(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	c.add("n0", sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+	c.setPolicy("research", timeSlicing(4))
 	c.run(60)
 	s := c.world()
 	base := s.Nodes[0]
@@ -207,7 +207,7 @@ func TestANodeThatIsStillCostsNothing(t *testing.T) {
 			c := newSite()
 			c.add("n0", sim.A100)
 			if governed {
-				c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+				c.setPolicy("research", timeSlicing(4))
 			}
 			c.run(60)
 			base := c.world().Nodes[0]
@@ -286,7 +286,7 @@ func TestANodeIsStillOnlyAsLongAsNothingThatConcernsItChanges(t *testing.T) {
 			c := newSite()
 			c.add("n0", sim.A100)
 			c.add("n1", sim.A100)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+			c.setPolicy("research", timeSlicing(4))
 			c.run(60)
 			s := c.world()
 			for i := range s.Nodes {
@@ -310,7 +310,7 @@ func TestAReportThatIsNotTrueIsCorrected(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := c.add("n0", sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+	c.setPolicy("research", timeSlicing(4))
 	c.run(60)
 	h.GPU.Status.Rollout.State = string(node.Draining)
 	s := c.world()
@@ -327,7 +327,7 @@ func TestAReleaseThatIsNotRecordedIsNotReportedAsObserved(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := withManager(c, sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("3g", 1), count("1g", 3)))}
+	c.setPolicy("research", byManager(count("3g", 1), count("1g", 3)))
 	for range 100 {
 		if h.GPU.Spec.MIGConfigName != "" {
 			break

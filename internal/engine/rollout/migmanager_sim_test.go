@@ -274,9 +274,9 @@ func TestTheReasonToWaitForMIGManagerHoldsBesideOtherNodes(t *testing.T) {
 	other := c.add("b", sim.A100)
 	other.acts, other.Labels["pool"] = true, "other"
 	other.Labels[v1alpha1.LabelMIGManager], other.Labels[v1alpha1.LabelMIGConfig] = "true", "all-disabled"
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("other", byManager(count("2g", 3)), evicting, func(p *v1alpha1.GPUSharingPolicy) {
+	c.setPolicy("other", byManager(count("2g", 3)), evicting, func(p *v1alpha1.GPUSharingPolicy) {
 		p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "other"}}
-	})}
+	})
 	d := c.during(5*time.Minute, time.Second)
 	g.Expect(d.Nodes).To(HaveLen(2))
 	g.Expect(d.Nodes[0].State).To(Equal(node.Finishing), "%+v", d.Nodes[0])
@@ -304,7 +304,7 @@ func TestMIGManagerKeepsItsPodBesideTheNextPolicy(t *testing.T) {
 						c.tick(time.Second)
 						c.reconcile()
 					}
-					c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("next", next, evicting)}
+					c.setPolicy("next", next, evicting)
 					d := c.during(40*time.Minute, 5*time.Second)
 					g.Expect(d.ConfigureMIGManager).To(BeFalse())
 					g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])

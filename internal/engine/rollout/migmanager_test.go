@@ -45,7 +45,7 @@ func TestMIGManagerPartitionsANodeWithNobodyOnIt(t *testing.T) {
 	c.hold(h, "train", 1, gpu.WholeGPU)
 	sharing := byManager(count("3g", 1), count("1g", 2))
 	sharing.MIG.Layouts[0].GPUs = &v1alpha1.GPUMatch{Indexes: []int32{0}}
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing, evicting)}
+	c.setPolicy("research", sharing, evicting)
 	d := c.reconcile()
 	g.Expect(d.Nodes[0].Plan).To(HaveExactElements(
 		MatchRegexp(`^NVIDIA's mig-manager: apply gpusharing-[0-9a-f]{12}, which clears GPU 0, GPU 1$`)), "a mode that changes concerns all GPUs")
@@ -83,7 +83,7 @@ func TestWhatMIGManagerSaysOfAnEarlierRequestIsNotTakenForAnAnswer(t *testing.T)
 			h := withManager(c, sim.A100)
 			h.compares = compares
 			h.Labels[v1alpha1.LabelMIGConfigState] = "success"
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)))}
+			c.setPolicy("research", byManager(count("1g", 7)))
 			d := c.during(4*time.Minute, time.Second)
 			g.Expect(h.mistakes).To(BeEmpty())
 			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
@@ -102,7 +102,7 @@ func TestAPodOfMIGManagerThatStartsLate(t *testing.T) {
 				h := withManager(c, sim.A100)
 				h.compares, h.starts = 12*time.Second, starts
 				h.Labels[v1alpha1.LabelMIGConfigState] = "success"
-				c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)))}
+				c.setPolicy("research", byManager(count("1g", 7)))
 				var d rollout.Decision
 				for range 6 * 60 {
 					if d = c.reconcile(); replaced && h.GPU.Spec.MIGConfigName != "" {
@@ -122,7 +122,7 @@ func TestMIGManagerLeavesAloneWhatIsNotItsBusiness(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := withManager(c, sim.A100, sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+	c.setPolicy("research", byManager(count("1g", 7)), evicting)
 	c.run(400)
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 14}))
 	c.hold(h, "one", 0, h.devices()[0].State.Instances[0].ID)
@@ -149,7 +149,7 @@ func TestANodeThatMIGManagerHasPartitionedIsAdoptedAsItIs(t *testing.T) {
 	c.tick(time.Second)
 	g.Expect(h.devices()[0].State.Instances).To(HaveLen(7))
 	c.hold(h, "train", 0, h.devices()[0].State.Instances[3].ID)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+	c.setPolicy("research", byManager(count("1g", 7)), evicting)
 	d, states := c.run(100)
 	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 	g.Expect(states["a"]).NotTo(ContainElement(node.Draining))
@@ -169,7 +169,7 @@ func TestWhatMIGManagerDoesNotReachGoesBack(t *testing.T) {
 			g := NewWithT(t)
 			c := newSite()
 			h := withManager(c, sim.A100)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+			c.setPolicy("research", byManager(count("1g", 7)), evicting)
 			c.run(400)
 			good := h.Labels[v1alpha1.LabelMIGConfig]
 			h.mishap = func(name string) string {
@@ -214,7 +214,7 @@ func TestAMIGManagerThatDoesNotRunIsNamed(t *testing.T) {
 			c := newSite()
 			h := withManager(c, sim.A100)
 			tt.prevent(c, h)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+			c.setPolicy("research", byManager(count("1g", 7)), evicting)
 			d, _ := c.run(10)
 			g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNoMIGManager))
@@ -228,7 +228,7 @@ func TestTheActuatorMayChange(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := withManager(c, sim.A100, sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), evicting)}
+	c.setPolicy("research", mig(count("1g", 7)), evicting)
 	c.run(400)
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "false"))
 	kept := h.devices()[0].State.Instances[0]
@@ -260,7 +260,7 @@ func TestMIGManagerSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 		c := newSite()
 		h := withManager(c, sim.A100)
 		c.hold(h, "train", 0, gpu.WholeGPU)
-		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+		c.setPolicy("research", byManager(count("1g", 7)), evicting)
 		done := 0
 		for range 200 {
 			d := rollout.Decide(c.world())
@@ -299,7 +299,7 @@ func TestMIGManagerWhosePodIsDeletedInTheMiddleOfAChangeComesBack(t *testing.T) 
 		c := newSite()
 		c.Plugin.Operands = &clusterpolicy.Operands{}
 		h := withManager(c, sim.A100)
-		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("1g", 7)), evicting)}
+		c.setPolicy("research", byManager(count("1g", 7)), evicting)
 		for range 200 {
 			if c.reconcile(); when.is(h) {
 				break
@@ -340,7 +340,7 @@ func releasedTo(g Gomega, c *site, name string) *host {
 		c.tick(time.Second)
 	}
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", byManager(count("2g", 3)), evicting)}
+	c.setPolicy("research", byManager(count("2g", 3)), evicting)
 	d := c.during(5*time.Minute, time.Second)
 	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
 	c.Policies = nil

@@ -121,7 +121,7 @@ func TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought(t *testing.T) {
 	h := c.add("a", sim.A100)
 	h.Labels[pluginLabel] = "false" // another controller works on the device plugin
 	c.tick(time.Second)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
+	c.setPolicy("research", mig(count("2g", 3)))
 	c.run(1000)
 	g.Expect(h.GPU.Status.Rollout.Failed).NotTo(BeNil())
 	h.Labels[pluginLabel] = "true"
@@ -261,7 +261,7 @@ func TestNVIDIAsMPSThatIsNotReportedYetKeepsItsClients(t *testing.T) {
 			c.byHand = mpsByHand(4)
 			h := c.add("a", sim.A100)
 			if !test.returns {
-				c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", test.next, evicting)}
+				c.setPolicy("research", test.next, evicting)
 				c.reconcile() // what disturbs nobody yet
 			}
 			h.lags = true
@@ -271,7 +271,7 @@ func TestNVIDIAsMPSThatIsNotReportedYetKeepsItsClients(t *testing.T) {
 			if test.returns {
 				c.tick(time.Minute)
 				h.AgentSince = c.Now
-				c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", test.next, evicting)}
+				c.setPolicy("research", test.next, evicting)
 			}
 			c.steps(10)
 			g.Expect(c.killed).To(BeEmpty())
@@ -321,7 +321,7 @@ func TestAClientOfNVIDIAsMPSOnAnotherGPUIsWaitedFor(t *testing.T) {
 	c.hold(h, "selected", 0, gpu.WholeGPU)
 	c.hold(h, "other", 1, gpu.WholeGPU)
 	c.tick(time.Minute)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), evicting, onGPUs(0))}
+	c.setPolicy("research", mig(count("1g", 7)), evicting, onGPUs(0))
 	foretold := []string{}
 	for _, u := range rollout.Decide(c.world()).Nodes[0].Blockers {
 		foretold = append(foretold, u.String())
@@ -396,7 +396,7 @@ func TestNFDForbidsTheOverride(t *testing.T) {
 	h := c.add("a", sim.A100)
 	c.tick(time.Second)
 	before := h.copied()
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(10), evicting)}
+	c.setPolicy("research", mps(10), evicting)
 	d, _ := c.run(300)
 	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNodeFeatureIgnored))
@@ -418,7 +418,7 @@ func TestWithoutNodeFeatures(t *testing.T) {
 	c := newSite()
 	c.Plugin.NodeFeatures = false
 	h := c.add("a", sim.A100).labelledByHand("false")
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	c.setPolicy("research", mps(4))
 	d, _ := c.run(10)
 	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNoNodeFeatures))
@@ -558,7 +558,7 @@ func TestNVIDIAsMPSIsLetBackWhereTheDRADriverServes(t *testing.T) {
 func TestANodeThatNVIDIAsMPSServedIsReleasedWhereTheDRADriverServes(t *testing.T) {
 	g := NewWithT(t)
 	c, h := servedByNVIDIA(g)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
+	c.setPolicy("research", mig(count("1g", 7)))
 	for range 60 {
 		if c.reconcile(); h.GPU.Spec.Baseline != nil {
 			break
@@ -576,7 +576,7 @@ func TestANodeThatNVIDIAsMPSServedIsReleasedWhereTheDRADriverServes(t *testing.T
 func sharedByMPS(g *WithT) (*site, *host) {
 	c := newSite()
 	h := c.add("a", sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	c.setPolicy("research", mps(4))
 	d, _ := c.run(100)
 	isUpToDate(g, d.Nodes[0])
 	h.Pods = append(h.Pods, cluster.Pod{Namespace: "team-a", Name: "train", UID: "1"}, cluster.Pod{Namespace: "team-b", Name: "infer", UID: "2"})

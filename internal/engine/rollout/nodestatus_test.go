@@ -202,7 +202,7 @@ func TestOthersAreNotReportedWhileOneGoesFirst(t *testing.T) {
 			for _, node := range []string{"a", "b", "c"} {
 				c.add(node, sim.T4)
 			}
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), unavailable("100%"))}
+			c.setPolicy("research", timeSlicing(4), unavailable("100%"))
 			c.run(60)
 			g.Expect(c.ready()).To(Equal(3))
 			c.hosts["a"].broken = func(cluster.Snapshot) bool { return !firstWorks }

@@ -1144,11 +1144,11 @@ func (c *applied) large(models []sim.Model, nodes ...string) *applied {
 	for _, name := range nodes {
 		c.comes(name, models...)
 	}
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
+	c.setPolicy("research", v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
 		ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: []v1alpha1.MIGLayout{{Fill: "3g", OnDemand: &v1alpha1.MIGOnDemand{
 			Mode: v1alpha1.OnDemandModeApply, Profiles: []v1alpha1.MIGProfile{"3g", "7g"}, IdleSeconds: 30,
 		}}},
-	}}, evicting)}
+	}}, evicting)
 	for range 200 {
 		c.step()
 	}

@@ -227,12 +227,12 @@ func TestAPodThatRunsWithoutTheInstanceItAsksForPinsNone(t *testing.T) {
 func TestThePluginLooksAgainBesideNoPodThatIsBeingAdmitted(t *testing.T) {
 	g, c := NewWithT(t), newApplied(t, 0)
 	h := c.add("n0", sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
+	c.setPolicy("research", v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
 		ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: []v1alpha1.MIGLayout{{
 			Instances: []v1alpha1.MIGInstances{{Profile: "3g", Count: 1}},
 			OnDemand:  &v1alpha1.MIGOnDemand{Mode: v1alpha1.OnDemandModeApply, Profiles: []v1alpha1.MIGProfile{"2g", "3g"}, IdleSeconds: 30},
 		}},
-	}})}
+	}})
 	for range 200 {
 		c.step()
 	}
@@ -513,7 +513,7 @@ func TestALayoutThatMovesBetweenGPUs(t *testing.T) {
 					{GPUs: &v1alpha1.GPUMatch{Indexes: []int32{0}}, Fill: first}, {GPUs: &v1alpha1.GPUMatch{Indexes: []int32{1}}, Fill: second},
 				}}
 			}
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: layouts("7g", "3g")})}
+			c.setPolicy("research", v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: layouts("7g", "3g")})
 			for range 200 {
 				c.acts()
 				c.passes(time.Second)
@@ -589,12 +589,12 @@ func TestAnInstanceThatWasUsedLatelyKeepsNoOtherFromGoing(t *testing.T) {
 		t.Run(fmt.Sprint(lately), func(t *testing.T) {
 			g, c := NewWithT(t), newApplied(t, 0)
 			h := c.add("n0", sim.A100)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
+			c.setPolicy("research", v1alpha1.Sharing{Strategy: v1alpha1.StrategyMIG, MIG: &v1alpha1.MIG{
 				ResourceNames: v1alpha1.MIGResourceNamesPerProfile, Layouts: []v1alpha1.MIGLayout{{
 					Fill:     "3g",
 					OnDemand: &v1alpha1.MIGOnDemand{Mode: v1alpha1.OnDemandModeApply, Profiles: []v1alpha1.MIGProfile{"2g", "3g"}, IdleSeconds: 3600},
 				}},
-			}})}
+			}})
 			for range 200 {
 				c.step()
 			}

@@ -196,7 +196,7 @@ func TestAnAgentTakesNothingFromANodeThatTakesPodsAgain(t *testing.T) {
 			byHand := h.instances()
 			c.tick(time.Second)
 			h.lags = true
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
+			c.setPolicy("research", mig(count("1g", 7)))
 			for range 60 {
 				if len(h.GPU.Spec.Devices) == 0 {
 					c.steps(1)
@@ -222,7 +222,7 @@ func TestALabelOfAConfigurationThatIsGoneIsTakenBack(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := c.add("a", sim.T4)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+	c.setPolicy("research", timeSlicing(4))
 	c.run(120)
 	g.Expect(h.Labels).To(HaveKey(v1alpha1.LabelConfig))
 	c.Configs, c.ConfigsCopy = nil, nil

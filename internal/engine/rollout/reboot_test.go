@@ -77,9 +77,9 @@ func TestNoRebootDestroysInstancesOfOtherGPUs(t *testing.T) {
 	h := c.add("a", sim.A100, sim.A100).virtual()
 	h.partitionedByHand()
 	h.report()
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), onGPUs(1), func(p *v1alpha1.GPUSharingPolicy) {
+	c.setPolicy("research", mig(count("1g", 7)), onGPUs(1), func(p *v1alpha1.GPUSharingPolicy) {
 		p.Spec.Rollout.Reboot = v1alpha1.RebootModeIfRequired
-	})}
+	})
 	d := c.during(5*time.Minute, time.Second)
 	g.Expect(h.required).To(BeTrue())
 	g.Expect(h.reboots).To(BeEmpty())
@@ -265,7 +265,7 @@ func TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := c.add("a", sim.A100, sim.A100).virtual()
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	c.setPolicy("research", mps(4))
 	c.run(60)
 	g.Expect(h.daemons).To(HaveLen(1))
 	h.breaks(h.Labels[v1alpha1.LabelConfig]) // what the GPUs offer in their new mode is not advertised
@@ -299,7 +299,7 @@ func TestANodeThatWaitsForARebootOfAnotherPolicyTakesPodsAgain(t *testing.T) {
 	}
 	c.steps(2)
 	g.Expect(h.Taints).NotTo(BeEmpty())
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("other", mig(count("2g", 3)), paused)}
+	c.setPolicy("other", mig(count("2g", 3)), paused)
 	d, _ := c.run(60)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonPaused), d.Nodes[0].Message)
 	g.Expect(h.Taints).To(BeEmpty())

@@ -150,7 +150,7 @@ func TestTheConfigMapStaysWithinItsSize(t *testing.T) {
 func TestAPolicyThatLosesToManyIsReported(t *testing.T) {
 	c := newSite()
 	c.add("a", sim.T4)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("all", timeSlicing(2), inPool("", 0), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.NodeSelector = nil })}
+	c.setPolicy("all", timeSlicing(2), inPool("", 0), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.NodeSelector = nil })
 	s := c.world()
 	one := s.Nodes[0]
 	s.Nodes = nil
@@ -212,7 +212,7 @@ func TestWhatOthersSayOfANodeKeepsNoStatusFromBeingWritten(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := newSite()
 			h := c.add("a", sim.A100)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+			c.setPolicy("research", timeSlicing(4))
 			c.run(60)
 			c.reshare(mig(count("1g", 7)))
 			for range 12 {
@@ -230,7 +230,7 @@ func TestWhatOthersSayOfANodeKeepsNoStatusFromBeingWritten(t *testing.T) {
 func TestTheStepsOfANodeWithALongNameAreTaken(t *testing.T) {
 	c := newSite()
 	h := c.add(strings.Repeat("n", 253), sim.T4)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Paused = true })}
+	c.setPolicy("research", mps(4), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Rollout.Paused = true })
 	c.run(60)
 	NewWithT(t).Expect(c.refused).To(BeEmpty())
 	NewWithT(t).Expect(h.GPU.Status.Rollout.Steps).To(ContainElement(ContainSubstring("NodeFeature")))
@@ -242,7 +242,7 @@ func TestANodeWithoutItsGPUNodeHoldsWhatItHas(t *testing.T) {
 	c := newSite()
 	h := c.add("a", sim.T4)
 	c.add("b", sim.T4)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+	c.setPolicy("research", timeSlicing(4))
 	c.run(90)
 	key := h.Labels[v1alpha1.LabelConfig]
 	lost := func() cluster.Snapshot {
@@ -294,7 +294,7 @@ func TestARefusedWriteTakesNoTurnOfOthers(t *testing.T) {
 	c.Repeats = &action.Repeats{}
 	c.add("a", sim.A100)
 	c.add("b", sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
+	c.setPolicy("research", mig(count("1g", 7)))
 	refused, tries := true, 0
 	var d rollout.Decision
 	run := func(seconds int) {

@@ -271,7 +271,7 @@ func TestAPolicyThatFailedBeforeItAskedForAnythingIsReleasedAtOnce(t *testing.T)
 	h := c.add("a", sim.A100)
 	h.GPU.CreationTimestamp = metav1.NewTime(c.Now)
 	c.tick(time.Second)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	c.setPolicy("research", mps(4))
 	d, _ := c.run(60)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNodeFeatureIgnored))
 	g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())

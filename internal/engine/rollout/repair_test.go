@@ -189,7 +189,7 @@ func TestAConfigManagerThatKeepsEndingIsNamed(t *testing.T) {
 		c := newSite()
 		h := c.add("a", sim.A100)
 		h.Labels[v1alpha1.LabelConfig] = "of-the-user"
-		c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+		c.setPolicy("research", timeSlicing(4))
 		h.breaks("")
 		c.run(400)
 		trouble(c, h)

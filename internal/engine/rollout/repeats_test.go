@@ -33,7 +33,7 @@ func TestNoFightGoesOnWithoutEnd(t *testing.T) {
 	c := newSite()
 	c.Repeats = &action.Repeats{}
 	h := c.add("a", sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	c.setPolicy("research", mps(4))
 	c.run(60)
 	g.Expect(h.features.ours).NotTo(BeZero())
 	clear(c.writes)
@@ -74,7 +74,7 @@ func TestAFightIsReportedOnce(t *testing.T) {
 	c := newSite()
 	c.Repeats = &action.Repeats{}
 	h := c.add("a", sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mps(4))}
+	c.setPolicy("research", mps(4))
 	var d rollout.Decision
 	for range 300 {
 		delete(h.Annotations, "gpusharing.io/selected")

@@ -21,6 +21,11 @@ import (
 )
 
 // policyOf is a policy with the defaults of the API.
+// setPolicy makes a policy the only one.
+func (c *site) setPolicy(name string, s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharingPolicy)) {
+	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf(name, s, with...)}
+}
+
 func policyOf(name string, s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharingPolicy)) v1alpha1.GPUSharingPolicy {
 	p := v1alpha1.GPUSharingPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 1},
@@ -87,7 +92,7 @@ func TestEachStrategyIsReached(t *testing.T) {
 			g := NewWithT(t)
 			cl := newSite()
 			node := cl.add("a", sim.A100, sim.A100)
-			cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", c.sharing)}
+			cl.setPolicy("research", c.sharing)
 			d, states := cl.run(60)
 			g.Expect(d.Nodes).To(HaveLen(1))
 			g.Expect(d.Nodes[0].Message).To(BeEmpty())
@@ -128,7 +133,7 @@ func TestUndoRestoresWhatWasFound(t *testing.T) {
 			labels, annotations := maps.Clone(node.Labels), maps.Clone(node.Annotations)
 			devices := node.GPU.Status.Devices
 
-			cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing)}
+			cl.setPolicy("research", sharing)
 			d, _ := cl.run(60)
 			g.Expect(d.Nodes[0].Message).To(BeEmpty())
 			g.Expect(node.GPU.Spec.Baseline.Labels).To(Equal(map[string]string{
@@ -158,9 +163,9 @@ func TestAPoolThatScalesToZeroRestartsNoPlugin(t *testing.T) {
 	cl := newSite()
 	cl.add("other", sim.T4)
 	cl.add("a", sim.A100).Labels["pool"] = "shared"
-	cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), func(p *v1alpha1.GPUSharingPolicy) {
+	cl.setPolicy("research", timeSlicing(4), func(p *v1alpha1.GPUSharingPolicy) {
 		p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "shared"}}
-	})}
+	})
 	d, _ := cl.run(60)
 	g.Expect(d.ConfigurePlugin).To(BeTrue())
 
@@ -185,7 +190,7 @@ func TestRetainLeavesTheNodeAsItIs(t *testing.T) {
 	g := NewWithT(t)
 	cl := newSite()
 	node := cl.add("a", sim.A100)
-	cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), retaining)}
+	cl.setPolicy("research", mig(count("1g", 7)), retaining)
 	cl.run(60)
 	labels := maps.Clone(node.Labels)
 	cl.Policies = nil
@@ -212,7 +217,7 @@ func TestPairsOfStrategies(t *testing.T) {
 				for _, name := range []string{"a", "b", "c"} {
 					cl.add(name, sim.A100, sim.A100)
 				}
-				cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", first)}
+				cl.setPolicy("research", first)
 				d, _ := cl.run(200)
 				g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(3)), "%v", d.Nodes)
 				writes := cl.writes["action.WriteConfigs"]

@@ -25,7 +25,7 @@ func fleet(nodes int, sharing v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharin
 	for i := range nodes {
 		c.add(fmt.Sprintf("n%d", i), sim.A100)
 	}
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", sharing, with...)}
+	c.setPolicy("research", sharing, with...)
 	return c
 }
 
@@ -299,7 +299,7 @@ func TestANodeThatAnotherPolicyTookOverTakesPodsAgainAtTheDeadline(t *testing.T)
 		c.steps(1)
 	}
 	g.Expect(c.changing()).To(Equal([]string{"n0"}))
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("other", mig(count("1g", 7)), paused)}
+	c.setPolicy("other", mig(count("1g", 7)), paused)
 	d := c.reconcile()
 	g.Expect(c.changing()).To(Equal([]string{"n0"}), "the agent may be at work")
 	g.Expect(d.After).To(And(BeNumerically(">", 0), BeNumerically("<=", 30*time.Minute)))

@@ -27,7 +27,7 @@ import (
 func toMIG(with ...func(*v1alpha1.GPUSharingPolicy)) (*site, *host) {
 	c := newSite()
 	h := c.add("a", sim.A100, sim.A100)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), with...)}
+	c.setPolicy("research", mig(count("2g", 3)), with...)
 	return c, h
 }
 

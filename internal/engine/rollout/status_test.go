@@ -52,7 +52,7 @@ func TestStatuses(t *testing.T) {
 			c := newSite()
 			c.add("a", sim.A100)
 			c.add("t", sim.T4)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)))}
+			c.setPolicy("research", mig(count("1g", 7)))
 			c.run(60)
 			return c
 		},
@@ -68,7 +68,7 @@ func TestStatuses(t *testing.T) {
 			for _, node := range []string{"a", "b"} {
 				c.add(node, sim.A100)
 			}
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+			c.setPolicy("research", timeSlicing(4))
 			c.run(60)
 			c.hosts["a"].breaks(c.hosts["a"].GPU.Spec.ConfigName)
 			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2

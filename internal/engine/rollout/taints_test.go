@@ -42,7 +42,7 @@ func tainted(taints ...corev1.Taint) (*site, *host) {
 	c := newSite()
 	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", Tolerations: []corev1.Toleration{ofNVIDIA}}
 	h := c.add("a", sim.T4)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), tainting(taints...))}
+	c.setPolicy("research", timeSlicing(4), tainting(taints...))
 	return c, h
 }
 
@@ -348,7 +348,7 @@ func TestAStandAlonePluginThatRestartsIsStillThere(t *testing.T) {
 	h.Pods[0].Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	h.Pods = append(h.Pods, cluster.Pod{Namespace: "nvidia-dra", Name: "dra", UID: "dra", Controller: "DaemonSet", DRA: true, Scheduled: c.Now})
 	apart := corev1.Taint{Key: "team", Value: "ml", Effect: corev1.TaintEffectNoSchedule}
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)), evicting, tainting(apart))}
+	c.setPolicy("research", mig(count("1g", 7)), evicting, tainting(apart))
 	d, _ := c.run(20)
 	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRADriverActive))
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{apart}))
@@ -371,7 +371,7 @@ func TestATaintStaysWhileAStandAlonePluginHasNoPod(t *testing.T) {
 	c, h := standAlone()
 	h.Pods[0].Tolerations, h.Pods[0].Serves = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, true
 	apart := corev1.Taint{Key: "team", Value: "ml", Effect: corev1.TaintEffectNoSchedule}
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), tainting(apart))}
+	c.setPolicy("research", timeSlicing(4), tainting(apart))
 	c.run(100)
 	g.Expect(h.Taints).To(HaveLen(1))
 

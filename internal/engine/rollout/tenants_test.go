@@ -160,7 +160,7 @@ func TestAPodOfATenantStopsNoConfig(t *testing.T) {
 	h := c.add("a", sim.T4)
 	c.add("b", sim.T4)
 	c.add("c", sim.T4)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4))}
+	c.setPolicy("research", timeSlicing(4))
 	d := c.runWith(h, tenantPod("x", disguises()["nodeSelector "+pluginLabel]), 600)
 	g.Expect(d.Nodes).To(HaveLen(3))
 	g.Expect(d.Nodes).To(HaveEach(HaveField("State", node.UpToDate)))

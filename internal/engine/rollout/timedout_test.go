@@ -406,9 +406,9 @@ func TestGPUsThatAreResetTogetherAreDrainedTogether(t *testing.T) {
 	h.hardware.Update(func(n *sim.Node) { n.NVSwitch = true })
 	h.report()
 	c.hold(h, "train", 1, gpu.WholeGPU)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", firstGPU(), func(p *v1alpha1.GPUSharingPolicy) {
+	c.setPolicy("research", firstGPU(), func(p *v1alpha1.GPUSharingPolicy) {
 		p.Spec.Rollout.Drain.Mode = v1alpha1.DrainModeEvict
-	})}
+	})
 	for range 60 {
 		c.reconcile()
 		c.tick(time.Second)

@@ -126,7 +126,7 @@ func TestADeselectedGPUHasItsTimeSliceBack(t *testing.T) {
 			c := newSite()
 			h := c.add("a", sim.A100, sim.A100)
 			h.found(gpu.TimeSliceMedium)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", interval(v1alpha1.TimeSliceIntervalLong))}
+			c.setPolicy("research", interval(v1alpha1.TimeSliceIntervalLong))
 			d, _ := c.run(200)
 			isUpToDate(g, d.Nodes[0])
 			g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceLong))
@@ -157,7 +157,7 @@ func TestMIGModeHidesNoIntervalOfTheOperator(t *testing.T) {
 			h.byHand(0, "2g.20gb")
 			h.byHand(1, "2g.20gb")
 			h.found(gpu.TimeSliceMedium)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", interval(v1alpha1.TimeSliceIntervalLong))}
+			c.setPolicy("research", interval(v1alpha1.TimeSliceIntervalLong))
 			d, _ := c.run(200)
 			isUpToDate(g, d.Nodes[0])
 			g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceLong))
@@ -181,7 +181,7 @@ func movedFromInterval(t *testing.T, gate bool) (*WithT, *site, *host) {
 	c := newSite()
 	h := c.add("a", sim.A100)
 	h.found(gpu.TimeSliceMedium)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", interval(v1alpha1.TimeSliceIntervalLong))}
+	c.setPolicy("research", interval(v1alpha1.TimeSliceIntervalLong))
 	c.run(200)
 	g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceLong))
 	c.switchOver(h, true)

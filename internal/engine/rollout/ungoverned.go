@@ -5,7 +5,6 @@ package rollout
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
@@ -100,16 +99,14 @@ func awaiting(v *node.View, until time.Time) member {
 // policies again does it one after the other.
 func awaitFormer(m *member) {
 	former := cmp.Or(m.Node.ChangedFor, m.Node.GPU.Spec.PolicyName)
-	returned := slices.ContainsFunc(m.Snapshot.Policies, func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == former })
+	isFormer := func(p v1alpha1.GPUSharingPolicy) bool { return p.Name == former }
 	until, may := policiesReturn(m.View)
-	if m.Policy == nil || former == "" || returned || !may {
+	if !may || m.Policy == nil || former == "" || slices.ContainsFunc(m.Snapshot.Policies, isFormer) {
 		return
 	}
-	m.Actions = awaiting(m.View, until).Actions
-	m.Result = node.Result{
-		State: node.PendingDisruptive, Reason: v1alpha1.ReasonNoPolicy, After: until.Sub(m.Snapshot.Now),
-		Message: fmt.Sprintf("Waiting for policy %s, for which the node was changed before its GPUNode was made anew or restored from a backup, until %s", former, format.Clock(until)),
-	}
+	*m = awaiting(m.View, until)
+	m.State, m.Message = node.PendingDisruptive, "Waiting for policy "+former+" until "+format.Clock(until)+
+		": the node was changed for it before its GPUNode was made anew or restored from a backup"
 }
 
 // retain leaves a node as it is, without holding it.

@@ -104,9 +104,9 @@ func TestImpact(t *testing.T) {
 				c.add("b", sim.A100)
 			}
 			c.Unscheduled = []cluster.Pod{test.pod}
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", test.sharing, func(p *v1alpha1.GPUSharingPolicy) {
+			c.setPolicy("research", test.sharing, func(p *v1alpha1.GPUSharingPolicy) {
 				p.Spec.NodeSelector = &v1alpha1.NodeSelector{MatchLabels: map[string]string{"pool": "a"}}
-			})}
+			})
 			for range 2 { // before the change, and after it
 				d := rollout.Decide(c.world())
 				found, says := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionWorkloadsAffected)
@@ -125,7 +125,7 @@ func TestPodsOfOneWorkloadAreToldOnce(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := c.add("a", sim.T4)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", renamed(4))}
+	c.setPolicy("research", renamed(4))
 	c.hold(h, "web-1", 0, gpu.WholeGPU)
 	h.Pods[len(h.Pods)-1].Requests, h.Pods[len(h.Pods)-1].Workload = map[string]int64{"nvidia.com/gpu": 1}, "Deployment team/web"
 	ending := requesting("web", map[string]int64{"nvidia.com/gpu": 1})
@@ -139,7 +139,7 @@ func TestWorkloadsOfATenantKeepNoOthersFromBeingNamed(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	c.add("a", sim.T4)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", renamed(4))}
+	c.setPolicy("research", renamed(4))
 	c.Unscheduled = []cluster.Pod{requesting("web", map[string]int64{"nvidia.com/gpu": 1})}
 	for i := range 100 {
 		name := fmt.Sprintf("%s/%d", tenant, i)
@@ -160,7 +160,7 @@ func TestNodeSelectorsThatATenantComputesKeepNoOthersFromBeingNamed(t *testing.T
 	g := NewWithT(t)
 	c := newSite()
 	c.add("a", sim.T4)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", renamed(4))}
+	c.setPolicy("research", renamed(4))
 	asks := map[string]int64{"nvidia.com/gpu": 1}
 	c.Unscheduled = []cluster.Pod{{
 		Namespace: tenant, Name: "first", UID: "first", GPU: true, Requests: asks, Workload: "Deployment " + tenant + "/first", NodeSelector: map[string]string{

@@ -275,7 +275,7 @@ func TestDriverUpgrade(t *testing.T) {
 			g := NewWithT(t)
 			w := newSite()
 			h := w.add("a", c.model)
-			w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", c.sharing)}
+			w.setPolicy("research", c.sharing)
 			w.run(30)
 			g.Expect(w.Policies[0].Status.Nodes.Ready).To(Equal(int32(1)))
 			want := advertised(h)
@@ -360,7 +360,7 @@ func TestDriverUpgradeDuringAChange(t *testing.T) {
 				w := newSite()
 				h := w.add("a", model)
 				w.hold(h, "train", 0, gpu.WholeGPU)
-				w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)), evicting)}
+				w.setPolicy("research", mig(count("2g", 3)), evicting)
 				w.steps(reconciles)
 				h.begins(upgrade{builds: 18 * time.Minute})
 				w.steps(1500)
@@ -391,7 +391,7 @@ func TestMaintenanceHoldsNoSlotForEver(t *testing.T) {
 	g := NewWithT(t)
 	w := newSite()
 	a, b := w.add("a", sim.A100), w.add("b", sim.A100)
-	w.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("2g", 3)))}
+	w.setPolicy("research", mig(count("2g", 3)))
 	a.hardware.Fail = func(op sim.Op, _ string) error { // its agent does not come far
 		if op == sim.OpObserve {
 			return nil

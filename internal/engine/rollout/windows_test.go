@@ -138,7 +138,7 @@ func TestWhatDisruptsNothingWaitsForNoWindow(t *testing.T) {
 	g := NewWithT(t)
 	c := newSite()
 	h := c.add("a", sim.T4)
-	c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), inWindows(tonight))}
+	c.setPolicy("research", timeSlicing(4), inWindows(tonight))
 	c.at("2027-03-01T12:00:00Z")
 	c.run(60)
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
@@ -311,9 +311,9 @@ func TestAPolicyWithAnInvalidWindowChangesNothing(t *testing.T) {
 			cl := newSite()
 			h := cl.add("a", sim.T4)
 			bad := inWindows(tonight, c.window)
-			cl.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", timeSlicing(4), bad, tainting(corev1.Taint{
+			cl.setPolicy("research", timeSlicing(4), bad, tainting(corev1.Taint{
 				Key: "nvidia.com/gpu", Effect: corev1.TaintEffectNoSchedule,
-			}))}
+			}))
 			cl.Policies[0].Spec.Rollout.MaxUnavailable = new(intstr.FromInt32(1))
 			cl.at("2027-03-01T23:00:00Z")
 			s := cl.world()
@@ -350,11 +350,11 @@ func TestABusyNodeTakesNoWindowFromOthers(t *testing.T) {
 			}
 			c.hold(c.hosts["a"], "training", 0, gpu.WholeGPU)
 			c.hold(c.hosts["b"], "notebook", 0, gpu.WholeGPU)
-			c.Policies = []v1alpha1.GPUSharingPolicy{policyOf("research", mig(count("1g", 7)),
+			c.setPolicy("research", mig(count("1g", 7)),
 				inWindows(window("0 22 * * *", "4h")), cancelsDrains, func(p *v1alpha1.GPUSharingPolicy) {
 					p.Spec.Rollout.MaxUnavailable = &budget
 					p.Spec.Rollout.Drain = v1alpha1.Drain{Mode: v1alpha1.DrainModeWaitForIdle, TimeoutSeconds: 86400}
-				})}
+				})
 			night := func(ends string) (d rollout.Decision) {
 				drained := false
 				for end := c.Now.Add(24 * time.Hour); c.Now.Before(end); c.tick(5 * time.Minute) {
