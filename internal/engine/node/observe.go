@@ -13,6 +13,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/policy"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/deviceplugin"
 	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/dra"
 )
 
@@ -25,6 +26,9 @@ func Observe(s *cluster.Snapshot, n *cluster.Node, g policy.Governed) *View {
 		findDesired(v)
 	default:
 		v.Target = v.OnStack(baselineTarget(&n.GPU, v.Devices))
+		if data := s.Configs[v.Target.Config]; data != "" && servedByNVIDIAMPS(v) && !deviceplugin.SharesByMPS(data) {
+			v.Target.Devices = withNVIDIAMPS(withoutNVIDIAMPS(v.Target.Devices), v.Devices) // it ran for a moment, as on a machine that is replaced
+		}
 		if managerUnavailable(v) != nil {
 			v.Target.Actuator = "" // it is gone; the agent does it
 		}

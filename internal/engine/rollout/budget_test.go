@@ -15,7 +15,6 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
@@ -185,7 +184,7 @@ func TestANonDisruptiveChangeCostsOnePatchOfTheNodeAndDisturbsNobody(t *testing.
 	clear(c.writes)
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 16}))
 	g.Expect(c.writes).To(Equal(map[string]int{
 		"action.WriteConfigs": 1, "action.TriggerSync": 2, "action.PatchNode": 1, "action.SetSpec": 1, "action.Report": 1,

@@ -274,7 +274,7 @@ func TestAReleaseEndsWhereTheFormerLabelRequestsAnotherLayout(t *testing.T) {
 				h := byHandUnder(g, c, found.label, found.layout...)
 				c.setPolicy("research", mig(count("2g", 3)), evicting)
 				d := c.during(10*time.Minute, every)
-				g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
+				isUpToDate(g, d.Nodes[0])
 				h.applied = nil
 				c.Policies = nil
 				clear(c.writes)

@@ -442,7 +442,7 @@ func TestWhatAUserUndoesIsDoneAgain(t *testing.T) {
 			c, h := toMIG()
 			h.Labels[v1alpha1.LabelMIGManager] = "true"
 			d, _ := c.run(60)
-			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
+			isUpToDate(g, d.Nodes[0])
 			c.tick(time.Hour)
 			harm(c, h)
 			c.advertise(h)

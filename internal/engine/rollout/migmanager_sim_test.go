@@ -307,7 +307,7 @@ func TestMIGManagerKeepsItsPodBesideTheNextPolicy(t *testing.T) {
 					c.setPolicy("next", next, evicting)
 					d := c.during(40*time.Minute, 5*time.Second)
 					g.Expect(d.ConfigureMIGManager).To(BeFalse())
-					g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
+					isUpToDate(g, d.Nodes[0])
 					g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
 					if outcome != "hangs" {
 						g.Expect(h.mistakes).To(BeEmpty())

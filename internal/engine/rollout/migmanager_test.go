@@ -54,7 +54,7 @@ func TestMIGManagerPartitionsANodeWithNobodyOnIt(t *testing.T) {
 	d, _ = c.run(400)
 	g.Expect(c.evicted).To(Equal([]string{"train"}))
 	g.Expect(h.mistakes).To(BeEmpty())
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 2}))
 	g.Expect(h.applied).To(HaveLen(1))
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"), "it is not disabled")
@@ -86,7 +86,7 @@ func TestWhatMIGManagerSaysOfAnEarlierRequestIsNotTakenForAnAnswer(t *testing.T)
 			c.setPolicy("research", byManager(count("1g", 7)))
 			d := c.during(4*time.Minute, time.Second)
 			g.Expect(h.mistakes).To(BeEmpty())
-			g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
+			isUpToDate(g, d.Nodes[0])
 			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
 		})
 	}
@@ -112,7 +112,7 @@ func TestAPodOfMIGManagerThatStartsLate(t *testing.T) {
 					c.tick(time.Second)
 				}
 				g.Expect(h.mistakes).To(BeEmpty())
-				g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
+				isUpToDate(g, d.Nodes[0])
 			})
 		}
 	}
@@ -133,7 +133,7 @@ func TestMIGManagerLeavesAloneWhatIsNotItsBusiness(t *testing.T) {
 	sharing.MIG.Layouts = append(sharing.MIG.Layouts, byManager(count("1g", 7)).MIG.Layouts...)
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = sharing, 2
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(c.evicted).To(Equal([]string{"other"}), "the GPU whose layout changes is cleared, the other one is not")
 	g.Expect(h.mistakes).To(BeEmpty())
 	g.Expect(h.devices()[0].Holders).To(HaveLen(1))
@@ -151,7 +151,7 @@ func TestANodeThatMIGManagerHasPartitionedIsAdoptedAsItIs(t *testing.T) {
 	c.hold(h, "train", 0, h.devices()[0].State.Instances[3].ID)
 	c.setPolicy("research", byManager(count("1g", 7)), evicting)
 	d, states := c.run(100)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(states["a"]).NotTo(ContainElement(node.Draining))
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-1g.5gb"))
 	g.Expect(h.applied).To(Equal([]string{"all-1g.5gb"}), "nothing is applied anew")
@@ -239,7 +239,7 @@ func TestTheActuatorMayChange(t *testing.T) {
 	sharing.MIG.Layouts = append(sharing.MIG.Layouts, byManager(count("1g", 7)).MIG.Layouts...)
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = sharing, 2
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"))
 	g.Expect(h.mistakes).To(BeEmpty())
 	g.Expect(h.devices()[0].State.Instances[0].UUID).To(Equal(kept.UUID), "when it comes back it finds that nothing is to be done")
@@ -247,7 +247,7 @@ func TestTheActuatorMayChange(t *testing.T) {
 
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("1g", 7)), 3
 	d, _ = c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "false"))
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "gpu-sharing-operator"), "nothing of mig-manager's is there")
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelMIGConfigState))
@@ -342,7 +342,7 @@ func releasedTo(g Gomega, c *site, name string) *host {
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
 	c.setPolicy("research", byManager(count("2g", 3)), evicting)
 	d := c.during(5*time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%+v", d.Nodes[0])
+	isUpToDate(g, d.Nodes[0])
 	c.Policies = nil
 	for range 400 {
 		if c.reconcile(); h.Labels[v1alpha1.LabelMIGConfig] == name {

@@ -4,6 +4,7 @@
 package rollout_test
 
 import (
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -110,6 +111,22 @@ func TestNVIDIAsMPSByHand(t *testing.T) {
 			g.Expect(c.beside).To(BeEmpty())
 		})
 	}
+}
+
+// TestNVIDIAsMPSThatNothingAsksForLeavesItsGPUsOpen: it served the node for a moment when that was found, and the
+// configuration to which the node returns does not ask for it (1012421).
+func TestNVIDIAsMPSThatNothingAsksForLeavesItsGPUsOpen(t *testing.T) {
+	g := NewWithT(t)
+	c, h := servedByNVIDIA(g)
+	c.Configs = map[string]string{"by-hand": "version: v1\n"}
+	c.Plugin.Configs = maps.Clone(c.Configs)
+	h.Labels[v1alpha1.LabelConfig] = "by-hand"
+	settled(t, c, mps(10))
+	c.Policies = nil
+	c.during(10*time.Minute, 5*time.Second)
+	g.Expect(c.reconcile().Nodes).To(BeEmpty())
+	g.Expect(h.theirs).To(BeNil())
+	g.Expect(h.devices()[0].State.ComputeMode).To(Equal(gpu.ComputeDefault))
 }
 
 // TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought: its daemon was away when the node was found, and the configuration

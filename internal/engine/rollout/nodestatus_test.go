@@ -27,7 +27,7 @@ func TestAChangeIsOneGeneration(t *testing.T) {
 	c, h := slicing()
 	found := h.GPU.Generation
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(h.GPU.Generation).To(Equal(found + 1))
 	first := h.GPU.Spec.ConfigName
 	g.Expect(h.GPU.Status.Rollout.LastGood.ConfigName).To(Equal(first))
@@ -37,7 +37,7 @@ func TestAChangeIsOneGeneration(t *testing.T) {
 	g.Expect(h.GPU.Generation).To(Equal(found + 2))
 	g.Expect(h.GPU.Status.Rollout.LastGood.ConfigName).To(Equal(first))
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(h.GPU.Generation).To(Equal(found + 2))
 	g.Expect(h.GPU.Status.Rollout.LastGood.ConfigName).To(Equal(h.GPU.Spec.ConfigName))
 
@@ -84,7 +84,7 @@ func TestADesiredStateThatAUserEditsIsVerifiedAnew(t *testing.T) {
 	h.GPU.Spec.ConfigName = "mine"
 	h.GPU.Generation++
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(h.GPU.Status.Rollout.LastGood.ConfigName).To(Equal(h.GPU.Spec.ConfigName))
 }
 

@@ -18,7 +18,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
@@ -229,6 +228,6 @@ func TestANodeIsReadyByWhatItAdvertises(t *testing.T) {
 	c.hosts["n0"].Labels["nvidia.com/gpu.replicas"] = "1"
 	c.run(60)
 	d := c.reconcile()
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate))
+	isUpToDate(g, d.Nodes[0])
 	g.Expect(c.hosts["n0"].Labels).To(HaveKeyWithValue("nvidia.com/gpu.replicas", "1"))
 }

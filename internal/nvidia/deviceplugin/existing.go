@@ -42,6 +42,14 @@ func Adopt(data, migStrategy string) (string, error) {
 	return marshal(&doc)
 }
 
+// SharesByMPS reports whether a configuration that the administrator wrote asks for NVIDIA's MPS daemon.
+func SharesByMPS(data string) bool {
+	var c struct {
+		Sharing struct{ MPS *yaml.Node }
+	}
+	return yaml.Unmarshal([]byte(data), &c) == nil && c.Sharing.MPS != nil
+}
+
 // entry finds the value of a key in a mapping, or adds a null.
 func entry(mapping *yaml.Node, key string) *yaml.Node {
 	for i := 0; i+1 < len(mapping.Content); i += 2 {
