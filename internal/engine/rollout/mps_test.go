@@ -186,13 +186,20 @@ func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
 	g.Expect(h.Labels).To(HaveKeyWithValue(mpsLabel, "true"), "as it was before the operator changed it")
 }
 
-// TestNVIDIAsMPSThatAnothersConfigurationStartsIsLeft: each attempt to end it would drain the node, and it would come back with the device plugin.
-func TestNVIDIAsMPSThatAnothersConfigurationStartsIsLeft(t *testing.T) {
-	g := NewWithT(t)
+// exclusive is a node whose GPUs are not shared, where the default configuration shares by NVIDIA's MPS daemon.
+func exclusive(t *testing.T) (*site, *host) {
+	t.Helper()
 	c := newSite()
 	c.byHand = mpsByHand(4)
 	h := c.add("a", sim.A100)
 	settled(t, c, v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+	return c, h
+}
+
+// TestNVIDIAsMPSThatAnothersConfigurationStartsIsLeft: each attempt to end it would drain the node, and it would come back with the device plugin.
+func TestNVIDIAsMPSThatAnothersConfigurationStartsIsLeft(t *testing.T) {
+	g := NewWithT(t)
+	c, h := exclusive(t)
 	clear(c.writes)
 	var d rollout.Decision
 	for range 600 {
@@ -214,10 +221,7 @@ func TestNVIDIAsMPSThatAnothersConfigurationStartsIsLeft(t *testing.T) {
 // TestClientsOfAnothersConfigurationAreNotEvictedEachHour for a label that is set again each time.
 func TestClientsOfAnothersConfigurationAreNotEvictedEachHour(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	c.byHand = mpsByHand(4)
-	h := c.add("a", sim.A100)
-	settled(t, c, v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+	c, h := exclusive(t)
 	for begins := c.Now; c.Now.Sub(begins) < 5*time.Hour; c.reconcile() {
 		delete(h.Labels, v1alpha1.LabelConfig)
 		if h.theirs != nil && !h.isKept() && len(h.devices()[0].Holders) == 0 {
