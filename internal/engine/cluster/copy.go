@@ -47,13 +47,13 @@ func Version(n *v1alpha1.GPUNode) string { return fmt.Sprintf("%s/%d", n.UID, n.
 
 // WithCopy returns the node with the spec of a GPUNode, and with all that the copy of the baseline on the Node has.
 func (n Node) WithCopy(gpuNode *v1alpha1.GPUNode) Node {
-	n.GPU, n.BaselineLost, n.Untouched, n.ChangedFor = *gpuNode, false, false, ""
+	n.GPU, n.BaselineLost, n.Untouched, n.ChangedFor, n.CopyNumbers = *gpuNode, false, false, "", false
 	spec := &n.GPU.Spec
 	var saved SavedBaseline
 	if text := n.Annotations[v1alpha1.AnnotationBaseline]; text == "" || json.Unmarshal([]byte(text), &saved) != nil {
 		return n
 	}
-	n.ChangedFor = saved.Policy
+	n.ChangedFor, n.CopyNumbers = saved.Policy, saved.Numbering != nil
 	if spec.Baseline == nil {
 		if n.Untouched = saved.Untouched == Version(gpuNode); n.Untouched {
 			saved.Devices = nil

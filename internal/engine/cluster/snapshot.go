@@ -96,6 +96,8 @@ type Node struct {
 	// ChangedFor is the policy on whose behalf the node was changed last, by the copy of its baseline; empty: not
 	// recorded.
 	ChangedFor string
+	// CopyNumbers is true if that copy has the indexes of its policy.
+	CopyNumbers bool
 	// AgentReady says that a pod of the agent on the node is Ready.
 	AgentReady bool
 	// AgentSince is since when that pod is Ready; zero if it is not known. The report of the agent may be older.

@@ -5,6 +5,7 @@ package node
 
 import (
 	"fmt"
+	"math"
 	"maps"
 	"slices"
 	"strings"
@@ -52,10 +53,9 @@ func awaitLabelUncontested(v *View) (Result, bool) {
 }
 
 // othersConfigAgain reports whether a node differs from what it was at most by NVIDIA's MPS daemon, which serves the configuration that another
-// controller selects again: ended, it would come back with the device plugin.
+// controller selects again within a day: ended, it would come back with the device plugin.
 func othersConfigAgain(v *View) bool {
-	again := strings.Contains(v.Node.Annotations[v1alpha1.AnnotationOverruled], v1alpha1.LabelConfig+"@")
-	return again && len(v.Steps) == 0 && v.TargetIsLastGood() && configReset(v)
+	return overruledFor(v, v1alpha1.LabelConfig) > -24*time.Hour && len(v.Steps) == 0 && v.TargetIsLastGood() && configReset(v)
 }
 
 // leftToOthersConfig reports whether such a node is left as it is.
@@ -63,14 +63,14 @@ func leftToOthersConfig(v *View) bool {
 	return othersConfigAgain(v) && overruledFor(v, v1alpha1.LabelConfig) > 0
 }
 
-// overruledFor is how long another controller is still left alone that sets a label again.
+// overruledFor is how long another controller is still left alone that sets a label again; long past if none does.
 func overruledFor(v *View, label string) time.Duration {
 	for part := range strings.SplitSeq(v.Node.Annotations[v1alpha1.AnnotationOverruled], ",") {
 		if at, did := timing.Stamped(part, label); did {
 			return at.Add(timing.Patience).Sub(v.Snapshot.Now)
 		}
 	}
-	return 0
+	return math.MinInt64
 }
 
 // noteOverruled notes in a patch that the operator sets a label again which another controller had set.

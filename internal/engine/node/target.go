@@ -59,12 +59,13 @@ func changedDevices(n *v1alpha1.GPUNode) []v1alpha1.DeviceSpec {
 }
 
 // leftUnderMPS reports whether the operator's MPS daemon serves a GPU, or is to. A spec that was withdrawn, or is of a
-// GPUNode that was made anew, does not tell.
+// GPUNode that was made anew, does not tell, nor does that of a GPU which a user has put into MIG mode since.
 func leftUnderMPS(n *v1alpha1.GPUNode, uuid string) bool {
 	const by = v1alpha1.MPSDaemonOwnerGPUSharing
 	asked := func(d v1alpha1.DeviceSpec) bool { return d.UUID == uuid && sharedBy(d.Sharing, by) }
 	serves := func(d v1alpha1.DeviceStatus) bool { return d.UUID == uuid && sharedBy(d.Sharing, by) }
-	return slices.ContainsFunc(n.Spec.Devices, asked) || slices.ContainsFunc(n.Status.Devices, serves)
+	mig := func(d v1alpha1.DeviceStatus) bool { return d.UUID == uuid && d.Sharing.MIGMode == v1alpha1.MIGModeEnabled }
+	return slices.ContainsFunc(n.Status.Devices, serves) || slices.ContainsFunc(n.Spec.Devices, asked) && !slices.ContainsFunc(n.Status.Devices, mig)
 }
 
 // releasedAsIs reports whether the policy that governed the node last has left it as it is.

@@ -203,20 +203,26 @@ func (c *site) otherForGPU0() {
 // TestWhatARetainingPolicyLeftIsNotTakenDownByAnother that selects other GPUs, also where the GPUNode is lost with the
 // kind before it comes: the copy of the baseline names the indexes of no policy that is gone.
 func TestWhatARetainingPolicyLeftIsNotTakenDownByAnother(t *testing.T) {
-	for name, lost := range map[string]bool{"another comes": false, "the GPUNode is lost, and another comes": true} {
+	const lost, unwritten = "the GPUNode is lost, and another comes", "the copy was not written, the GPUNode is lost, and another comes"
+	for _, name := range []string{"another comes", lost, unwritten} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			c, h := toMIG(onGPUs(0, 1), retaining)
 			c.run(200)
+			before := h.Annotations[v1alpha1.AnnotationBaseline]
 			c.Policies = nil
 			c.run(60)
+			if name == unwritten {
+				h.Annotations[v1alpha1.AnnotationBaseline] = before
+				c.run(60)
+			}
 			c.hold(h, "train", 1, h.devices()[1].State.Instances[0].ID)
-			if lost {
+			if name != "another comes" {
 				c.loseGPUNode(h)
 			}
 			c.otherForGPU0()
 			c.edit(evicting)
-			if lost {
+			if name != "another comes" {
 				c.tick(timing.PoliciesReturn)
 			}
 			c.run(400)
@@ -267,6 +273,20 @@ func TestAGPUThatARetainingPolicyLeftUnderMPSReturns(t *testing.T) {
 			g.Expect(h.GPU.Spec.Baseline.Devices).To(HaveLen(1))
 		})
 	}
+}
+
+// TestAGPUThatAUserPutIntoMIGModeIsTheirs, though a retaining policy left it under MPS before that.
+func TestAGPUThatAUserPutIntoMIGModeIsTheirs(t *testing.T) {
+	g := NewWithT(t)
+	c, h := leftBehind(mps(2))
+	h.byHand(1, "7g.40gb")
+	c.hold(h, "train", 1, h.devices()[1].State.Instances[0].ID)
+	c.otherForGPU0()
+	c.edit(evicting)
+	c.run(400)
+	g.Expect(c.evicted).To(BeEmpty())
+	g.Expect(c.ready()).To(Equal(1))
+	g.Expect(h.devices()[1].State.Instances).To(HaveLen(1))
 }
 
 // TestWhatARetainingPolicyLeftOutlivesAnother that fails, or is deleted before it is done, and selects other GPUs.

@@ -238,6 +238,25 @@ func TestClientsOfAnothersConfigurationAreNotEvictedEachHour(t *testing.T) {
 	isUpToDate(g, d.Nodes[0])
 }
 
+// TestALabelThatWasResetOnceLongAgoHindersNoEviction: days later it is reset once more.
+func TestALabelThatWasResetOnceLongAgoHindersNoEviction(t *testing.T) {
+	g := NewWithT(t)
+	c, h := exclusive(t)
+	c.edit(evicting)
+	for _, apart := range []time.Duration{time.Minute, 72 * time.Hour} {
+		delete(h.Labels, v1alpha1.LabelConfig)
+		c.tick(time.Second)
+		c.during(apart, 10*time.Second)
+	}
+	g.Expect(h.Annotations).To(HaveKey(v1alpha1.AnnotationOverruled))
+	delete(h.Labels, v1alpha1.LabelConfig)
+	c.tick(time.Second)
+	c.hold(h, "client", 0, gpu.WholeGPU)
+	d := c.during(time.Hour, 10*time.Second)
+	isUpToDate(g, d.Nodes[0])
+	g.Expect(c.evicted).NotTo(BeEmpty())
+}
+
 // TestAGPUThatNVIDIAsMPSServedIsDeselected: the configuration of the node asks for no MPS, so the daemon does not come
 // back before the policy goes. The node is ready without it.
 func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {

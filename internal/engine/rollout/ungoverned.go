@@ -161,14 +161,15 @@ func forgetRecords(m *member) []action.Action {
 	return []action.Action{patch}
 }
 
-// keepBaseline writes again what either object has lost of the baseline of a node that stays as it is.
+// keepBaseline writes again what either object has lost of the baseline of a node that stays as it is, and a copy that
+// still has indexes: the write of it that belongs to the release has failed.
 func keepBaseline(m *member) []action.Action {
 	spec := m.Node.GPU.Spec
 	if spec.Baseline == nil {
 		return nil
 	}
 	var actions []action.Action
-	if _, has := m.Node.Annotations[v1alpha1.AnnotationBaseline]; !has {
+	if _, has := m.Node.Annotations[v1alpha1.AnnotationBaseline]; !has || m.Node.CopyNumbers {
 		patch := m.Patch("recording the baseline")
 		patch.Annotations[v1alpha1.AnnotationBaseline] = new(cluster.CopyOf(spec))
 		actions = append(actions, patch)
