@@ -26,15 +26,15 @@ func Observe(s *cluster.Snapshot, n *cluster.Node, g policy.Governed) *View {
 		findDesired(v)
 	default:
 		v.Target = v.OnStack(baselineTarget(&n.GPU, v.Devices))
-		if data := s.Configs[v.Target.Config]; data != "" && servedByNVIDIAMPS(v) && !deviceplugin.SharesByMPS(data) {
-			v.Target.Devices = withNVIDIAMPS(withoutNVIDIAMPS(v.Target.Devices), v.Devices) // it ran for a moment, as on a machine that is replaced
-		}
 		if managerUnavailable(v) != nil {
 			v.Target.Actuator = "" // it is gone; the agent does it
 		}
 		if dynamicMIG(v) != nil {
 			v.Target.Devices = besideDriversInstances(v.Target.Devices, v.Devices)
 		}
+	}
+	if data := s.Configs[v.Target.Config]; v.Target.IsBaseline && data != "" && servedByNVIDIAMPS(v) && !deviceplugin.SharesByMPS(data) {
+		v.Target.Devices = withNVIDIAMPS(withoutNVIDIAMPS(v.Target.Devices), v.Devices) // it ran for a moment, as on a machine that is replaced
 	}
 	if v.Unsupported == nil && !managerLabelRestored(v) {
 		planSteps(v)

@@ -309,6 +309,9 @@ func (c *run) gpuAwayEvent(random *rand.Rand) {
 	if boot := h.bootID(); boot != "" && len(h.devices()) == at {
 		h.hardware.Update(func(n *sim.Node) { n.GPUs = append(n.GPUs, gone) })
 		h.report()
+		if h.isManagersAgain() { // as where the node is forgotten (2^40+1014490)
+			back = append(back, d.UUID)
+		}
 		h.reborn(back...)
 		c.tell("GPU %d of %s is back", at, h.Name)
 	}

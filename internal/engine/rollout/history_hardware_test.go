@@ -13,7 +13,9 @@ import (
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
+	"github.com/gpusharing/gpu-sharing-operator/internal/nvidia/migmanager"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
 	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
@@ -154,6 +156,12 @@ func (h *host) back() (uuids []string) {
 		}
 	}
 	return uuids
+}
+
+// isManagersAgain reports whether NVIDIA's mig-manager has its former label back: the GPUs are not the operator's any more.
+func (h *host) isManagersAgain() bool {
+	name, _, is := timing.Parse(h.Annotations[v1alpha1.AnnotationMIGConfig])
+	return is && name != "" && !migmanager.Ours(name) && h.GPU.Spec.PolicyName == ""
 }
 
 // countsAnew takes the present indexes of the GPUs for their places, as who writes indexes into a policy does.

@@ -114,19 +114,30 @@ func TestNVIDIAsMPSByHand(t *testing.T) {
 }
 
 // TestNVIDIAsMPSThatNothingAsksForLeavesItsGPUsOpen: it served the node for a moment when that was found, and the
-// configuration to which the node returns does not ask for it (1012421).
+// configuration to which the node returns, or falls back, does not ask for it (1012421).
 func TestNVIDIAsMPSThatNothingAsksForLeavesItsGPUsOpen(t *testing.T) {
-	g := NewWithT(t)
-	c, h := servedByNVIDIA(g)
-	c.Configs = map[string]string{"by-hand": "version: v1\n"}
-	c.Plugin.Configs = maps.Clone(c.Configs)
-	h.Labels[v1alpha1.LabelConfig] = "by-hand"
-	settled(t, c, mps(10))
-	c.Policies = nil
-	c.during(10*time.Minute, 5*time.Second)
-	g.Expect(c.reconcile().Nodes).To(BeEmpty())
-	g.Expect(h.theirs).To(BeNil())
-	g.Expect(h.devices()[0].State.ComputeMode).To(Equal(gpu.ComputeDefault))
+	for name, fails := range map[string]bool{"the policy goes": false, "it fails": true} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c, h := servedByNVIDIA(g)
+			c.Configs = map[string]string{"by-hand": "version: v1\n"}
+			c.Plugin.Configs = maps.Clone(c.Configs)
+			h.Labels[v1alpha1.LabelConfig] = "by-hand"
+			if fails {
+				h.breaks("by-hand")
+				c.setPolicy("research", mps(10))
+				d := c.during(2*time.Hour, 5*time.Second)
+				g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
+			} else {
+				settled(t, c, mps(10))
+				c.Policies = nil
+				c.during(10*time.Minute, 5*time.Second)
+				g.Expect(c.reconcile().Nodes).To(BeEmpty())
+			}
+			g.Expect(h.theirs).To(BeNil())
+			g.Expect(h.devices()[0].State.ComputeMode).To(Equal(gpu.ComputeDefault))
+		})
+	}
 }
 
 // TestNVIDIAsMPSThatStartsOnTheWayBackIsNotFought: its daemon was away when the node was found, and the configuration
