@@ -5,8 +5,8 @@ package node
 
 import (
 	"fmt"
-	"math"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"

@@ -64,7 +64,9 @@ func leftUnderMPS(n *v1alpha1.GPUNode, uuid string) bool {
 	const by = v1alpha1.MPSDaemonOwnerGPUSharing
 	asked := func(d v1alpha1.DeviceSpec) bool { return d.UUID == uuid && sharedBy(d.Sharing, by) }
 	serves := func(d v1alpha1.DeviceStatus) bool { return d.UUID == uuid && sharedBy(d.Sharing, by) }
-	mig := func(d v1alpha1.DeviceStatus) bool { return d.UUID == uuid && d.Sharing.MIGMode == v1alpha1.MIGModeEnabled }
+	mig := func(d v1alpha1.DeviceStatus) bool {
+		return d.UUID == uuid && d.Sharing.MIGMode == v1alpha1.MIGModeEnabled
+	}
 	return slices.ContainsFunc(n.Status.Devices, serves) || slices.ContainsFunc(n.Spec.Devices, asked) && !slices.ContainsFunc(n.Status.Devices, mig)
 }
 
