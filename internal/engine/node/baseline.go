@@ -151,12 +151,17 @@ func restoreConfigLabel(v *View, labels map[string]*string) {
 	if !SelectsOwnConfig(v) {
 		return
 	}
-	labels[v1alpha1.LabelConfig] = nil
+	labels[v1alpha1.LabelConfig] = labelBefore(v, v1alpha1.LabelConfig)
+}
+
+// labelBefore is the value of a label in the baseline; nil: the node had none.
+func labelBefore(v *View, name string) *string {
 	if b := v.Node.GPU.Spec.Baseline; b != nil {
-		if before, had := b.Labels[v1alpha1.LabelConfig]; had {
-			labels[v1alpha1.LabelConfig] = &before
+		if before, had := b.Labels[name]; had {
+			return &before
 		}
 	}
+	return nil
 }
 
 // LeaveLostConfig takes that label back if it selects a configuration of the operator's that is nowhere any more, as
@@ -324,11 +329,6 @@ func restoreMIGLabels(v *View, labels map[string]*string) {
 		return
 	}
 	for _, name := range []string{v1alpha1.LabelMIGConfig, v1alpha1.LabelMIGConfigState} {
-		labels[name] = nil
-		if b := v.Node.GPU.Spec.Baseline; b != nil {
-			if before, had := b.Labels[name]; had {
-				labels[name] = &before
-			}
-		}
+		labels[name] = labelBefore(v, name)
 	}
 }

@@ -493,16 +493,10 @@ func restoreManagerLabels(v *View, labels map[string]*string) {
 	if byMIGManager(v) && !v.Target.ReleasesNode || !migmanager.Ours(v.Node.Labels[v1alpha1.LabelMIGConfig]) {
 		return
 	}
-	labels[v1alpha1.LabelMIGConfig] = nil
-	b := v.Node.GPU.Spec.Baseline
-	if b == nil {
-		return
-	}
-	if before, had := b.Labels[v1alpha1.LabelMIGConfig]; had {
-		labels[v1alpha1.LabelMIGConfig] = &before
-		if byMIGManager(v) {
-			labels[v1alpha1.LabelMIGConfigState] = nil
-		}
+	before := labelBefore(v, v1alpha1.LabelMIGConfig)
+	labels[v1alpha1.LabelMIGConfig] = before
+	if before != nil && byMIGManager(v) {
+		labels[v1alpha1.LabelMIGConfigState] = nil
 	}
 }
 

@@ -63,11 +63,13 @@ func changedDevices(n *v1alpha1.GPUNode) []v1alpha1.DeviceSpec {
 func leftUnderMPS(n *v1alpha1.GPUNode, uuid string) bool {
 	const by = v1alpha1.MPSDaemonOwnerGPUSharing
 	asked := func(d v1alpha1.DeviceSpec) bool { return d.UUID == uuid && sharedBy(d.Sharing, by) }
-	serves := func(d v1alpha1.DeviceStatus) bool { return d.UUID == uuid && sharedBy(d.Sharing, by) }
-	mig := func(d v1alpha1.DeviceStatus) bool {
-		return d.UUID == uuid && d.Sharing.MIGMode == v1alpha1.MIGModeEnabled
+	is := slices.ContainsFunc(n.Spec.Devices, asked)
+	for _, d := range n.Status.Devices {
+		if d.UUID == uuid {
+			is = sharedBy(d.Sharing, by) || is && d.Sharing.MIGMode != v1alpha1.MIGModeEnabled
+		}
 	}
-	return slices.ContainsFunc(n.Status.Devices, serves) || slices.ContainsFunc(n.Spec.Devices, asked) && !slices.ContainsFunc(n.Status.Devices, mig)
+	return is
 }
 
 // releasedAsIs reports whether the policy that governed the node last has left it as it is.

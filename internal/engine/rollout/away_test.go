@@ -39,7 +39,7 @@ func (c *site) failsNothing(g *WithT, seconds int) {
 // pod. It deletes it when it is back, and what starts then is given time to offer anything.
 func TestARestartThatWasRecordedHasItsTime(t *testing.T) {
 	for name, world := range map[string]func() (*site, *host){
-		"the DRA driver": func() (*site, *host) { return onDRA(mig(count("1g", 7)), evicting) },
+		"the DRA driver": evictingOnDRA,
 		"the device plugin, which offers what it did until it starts anew": func() (*site, *host) {
 			c, h := toMIG(evicting)
 			c.Policies[0].Spec.Sharing = timeSlicing(4)
@@ -82,7 +82,7 @@ func TestWhatStartsWhenTheControllerIsBackHasItsTime(t *testing.T) {
 		replaces func(*site, *host)
 	}{
 		"the DRA driver": {
-			world:    func() (*site, *host) { return onDRA(mig(count("1g", 7)), evicting) },
+			world:    evictingOnDRA,
 			replaces: func(c *site, h *host) { h.replaceDriver(c) },
 		},
 		"the device plugin": {
@@ -159,7 +159,7 @@ func TestAnAgentThatWasLostHasItsTimeHoweverLongItWasLost(t *testing.T) {
 	for name, world := range map[string]func() (*site, *host){
 		"MIG":                    func() (*site, *host) { return toMIG(evicting) },
 		"MPS":                    func() (*site, *host) { c, h := toMIG(); c.Policies[0].Spec.Sharing = mps(4); return c, h },
-		"MIG, on the DRA driver": func() (*site, *host) { return onDRA(mig(count("1g", 7)), evicting) },
+		"MIG, on the DRA driver": evictingOnDRA,
 	} {
 		for _, away := range []time.Duration{10 * time.Minute, 20 * time.Minute, 50 * time.Minute} {
 			for lost, passes := range map[string]func(*site){

@@ -49,8 +49,7 @@ func TestTheBaselineSurvivesTheLossOfEitherObject(t *testing.T) {
 			t.Run(name+"/"+strategy, func(t *testing.T) {
 				for after := range 14 {
 					g := NewWithT(t)
-					c := newSite()
-					h := c.add("a", sim.A100)
+					c, h := withGPUs(sim.A100)
 					h.found(gpu.TimeSliceMedium)
 					h.Labels[v1alpha1.LabelMIGManager] = "true"
 					h.Labels[v1alpha1.LabelConfig], c.byHand = "by-hand", ""
@@ -109,8 +108,7 @@ func TestANodeThatIsRestoredUnnoticedKeepsItsBaseline(t *testing.T) {
 func TestTheBaselineOfAGPUIsHowItWasBeforeItsFirstChange(t *testing.T) {
 	for _, reconciles := range []int{1, 2} {
 		g := NewWithT(t)
-		c := newSite()
-		h := c.add("a", sim.H100)
+		c, h := withGPUs(sim.H100)
 		h.byHand(0, "2g.20gb")
 		c.tick(time.Second)
 		c.setPolicy("research", timeSlicing(2))
@@ -164,8 +162,7 @@ func TestWhatEitherObjectLostOfTheBaselineIsWrittenAgain(t *testing.T) {
 func TestTheOperatorsOwnValuesAreNoBaseline(t *testing.T) {
 	for name, byHand := range map[string]func() (*site, *host, v1alpha1.Sharing){
 		"the agent partitions": func() (*site, *host, v1alpha1.Sharing) {
-			c := newSite()
-			h := c.add("a", sim.A100)
+			c, h := withGPUs(sim.A100)
 			return c, h, mig(count("3g.20gb", 2))
 		},
 		"mig-manager partitions": func() (*site, *host, v1alpha1.Sharing) {
@@ -328,8 +325,7 @@ func TestABaselineThatIsFullTakesNoGoneGPUFromItsCopy(t *testing.T) {
 func TestACopyOfTheBaselineThatCannotBeReadGoes(t *testing.T) {
 	for _, text := range []string{"garbage", ""} {
 		g := NewWithT(t)
-		c := newSite()
-		h := c.add("a", sim.A100)
+		c, h := withGPUs(sim.A100)
 		h.Annotations = map[string]string{v1alpha1.AnnotationBaseline: text}
 		c.run(60)
 		g.Expect(h.Annotations).To(BeEmpty())
@@ -340,8 +336,7 @@ func TestACopyOfTheBaselineThatCannotBeReadGoes(t *testing.T) {
 // is emptied. What a user had made is not taken for what the former policy asked for.
 func TestAPolicyRightAfterAReleaseFindsWhatIsThere(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100)
+	c, h := withGPUs(sim.A100)
 	h.partitionedByHand()
 	byHand := h.instances()
 	c.tick(time.Second)

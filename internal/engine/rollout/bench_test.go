@@ -95,7 +95,7 @@ func BenchmarkFleet(b *testing.B) {
 			}
 			for i := range 10_000 {
 				s.Unscheduled = append(s.Unscheduled, cluster.Pod{
-					Namespace: "batch", Name: fmt.Sprint(i), UID: fmt.Sprint(i), GPU: true, Requests: map[string]int64{"nvidia.com/gpu": 1},
+					Namespace: "batch", Name: fmt.Sprint(i), UID: fmt.Sprint(i), GPU: true, Requests: gpusOnly(1),
 					Workload: fmt.Sprint("Job batch/", i), NodeSelector: map[string]string{"pool": "h100"},
 				})
 			}

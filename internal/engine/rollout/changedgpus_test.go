@@ -57,8 +57,7 @@ func (h *host) byHand(index int, profile string) {
 // TestAReplacedGPUReturnsToTheStateInWhichItCame: it has a baseline of its own.
 func TestAReplacedGPUReturnsToTheStateInWhichItCame(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100, sim.A100)
+	c, h := withGPUs(sim.A100, sim.A100)
 	c.setPolicy("research", mig(count("3g.20gb", 2)))
 	c.run(200)
 	g.Expect(c.ready()).To(Equal(1))
@@ -71,7 +70,7 @@ func TestAReplacedGPUReturnsToTheStateInWhichItCame(t *testing.T) {
 	c.run(400)
 	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 	g.Expect(h.devices()[1].State.MIG).To(BeFalse())
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+	g.Expect(advertised(h)).To(Equal(gpusOnly(2)))
 }
 
 // TestAChangedGPUWithoutABaselineReturnsToNoMIG: an earlier version of the operator did not record it.
@@ -84,7 +83,7 @@ func TestAChangedGPUWithoutABaselineReturnsToNoMIG(t *testing.T) {
 	c.Policies = nil
 	c.run(400)
 	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+	g.Expect(advertised(h)).To(Equal(gpusOnly(2)))
 }
 
 // TestADeselectedGPUReturnsToItsBaseline before the node is ready again, and is the user's from then on.
@@ -92,8 +91,7 @@ func TestADeselectedGPUReturnsToItsBaseline(t *testing.T) {
 	for name, profile := range map[string]string{"whole": "", "partitioned by hand": "2g.10gb"} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100, sim.A100)
+			c, h := withGPUs(sim.A100, sim.A100)
 			if profile != "" {
 				h.byHand(1, profile)
 			}
@@ -362,8 +360,7 @@ func TestAPolicyKeepsTheGPUsThatItSelectedByIndex(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100, sim.A100, sim.A100, sim.A100)
+			c, h := withGPUs(sim.A100, sim.A100, sim.A100, sim.A100)
 			c.setPolicy("research", mig(count("3g.20gb", 2)), evicting, selects)
 			c.run(300)
 			g.Expect(c.ready()).To(Equal(1))
@@ -385,8 +382,7 @@ func TestAPolicyKeepsTheGPUsThatItSelectedByIndex(t *testing.T) {
 // TestAMissingGPUIsReported, and the one that takes its place is shared in its stead.
 func TestAMissingGPUIsReported(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100, sim.A100, sim.A100)
+	c, h := withGPUs(sim.A100, sim.A100, sim.A100)
 	c.setPolicy("research", mig(count("3g.20gb", 2)), onGPUs(0, 1))
 	c.run(300)
 	kept := h.partitionedGPUs()[1]
@@ -411,8 +407,7 @@ func TestAMissingGPUIsReported(t *testing.T) {
 // one says so, and how the policy releases the node.
 func TestANodeWhoseSelectedGPUsAreAllMissingStaysGoverned(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100, sim.A100)
+	c, h := withGPUs(sim.A100, sim.A100)
 	c.setPolicy("research", mig(count("3g.20gb", 2)), onGPUs(1))
 	c.run(300)
 	c.loseGPU(h, 1)
@@ -429,8 +424,7 @@ func TestANodeWhoseSelectedGPUsAreAllMissingStaysGoverned(t *testing.T) {
 // TestIndexesThatTheUserEditsAreThoseOfToday: a user who edits them looks at what nvidia-smi prints now.
 func TestIndexesThatTheUserEditsAreThoseOfToday(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100, sim.A100, sim.A100)
+	c, h := withGPUs(sim.A100, sim.A100, sim.A100)
 	c.setPolicy("research", mig(count("3g.20gb", 2)), onGPUs(1))
 	c.run(300)
 	c.loseGPU(h, 0)

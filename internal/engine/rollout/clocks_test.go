@@ -27,8 +27,7 @@ func TestAWrongClockOfANodeKeepsNoNodeFromBeingReady(t *testing.T) {
 	for _, skew := range []time.Duration{-24 * time.Hour, 24 * time.Hour} {
 		t.Run("the device plugin, ahead by "+skew.String(), func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100)
+			c, h := withGPUs(sim.A100)
 			h.skew = skew
 			c.setPolicy("research", mig(count("2g", 3)))
 			d, _ := c.run(120)
@@ -36,8 +35,7 @@ func TestAWrongClockOfANodeKeepsNoNodeFromBeingReady(t *testing.T) {
 		})
 		t.Run("the agent, ahead by "+skew.String(), func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100)
+			c, h := withGPUs(sim.A100)
 			h.AgentSince = c.Now.Add(skew)
 			h.Pods = append(h.Pods, cluster.Pod{ // its image is not there
 				Namespace: "user", Name: "pulls", UID: "pulls", Controller: "ReplicaSet", GPU: true, Scheduled: c.Now.Add(-time.Hour),
@@ -67,8 +65,7 @@ func TestAControllersClockThatWasAheadKeepsNothing(t *testing.T) {
 	} {
 		t.Run(stage, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100)
+			c, h := withGPUs(sim.A100)
 			c.ahead, h.lags = 400*24*time.Hour, true
 			c.setPolicy("research", mig(count("2g", 3)))
 			for range 60 {

@@ -172,7 +172,7 @@ func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
 				s := c.world()
 				s.Nodes[0].Pods = nil
 				if of.starts {
-					s.Nodes[0].Allocatable = map[string]int64{"nvidia.com/gpu": 0}
+					s.Nodes[0].Allocatable = gpusOnly(0)
 				}
 				return rollout.Decide(s)
 			}

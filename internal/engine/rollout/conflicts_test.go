@@ -354,7 +354,7 @@ func TestOthersAreKnownByWhatTheyPutOnANode(t *testing.T) {
 	g.Expect(n.OtherPartitionerLeft).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "it offers nothing")
 	node.Status.Capacity = corev1.ResourceList{"instaslice.redhat.com/mig-1g.5gb": resource.MustParse("2")}
 	g.Expect(cluster.NodeOf(node, &v1alpha1.GPUNode{}).OtherPartitioner).To(Equal("instaslice.redhat.com/mig-1g.5gb"), "its devices are unhealthy, and there")
-	g.Expect(n.Allocatable).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	g.Expect(n.Allocatable).To(Equal(gpusOnly(1)))
 
 	pod := func(label string, containers ...string) *corev1.Pod {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{label: "kubelet-plugin"}}}

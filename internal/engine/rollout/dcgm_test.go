@@ -120,7 +120,7 @@ func TestDCGMIsAwayWhereTheGPUOperatorRunsNoDevicePlugin(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c, h := onDRA(mig(count("1g", 7)), evicting)
+			c, h := evictingOnDRA()
 			c.Plugin = plugin
 			h.monitored().Labels[v1alpha1.LabelMIGManager] = "true"
 			d, _ := c.run(120)

@@ -226,7 +226,7 @@ func TestTheClassForWholeGPUsGoesWithTheLastNodeOfTheDriver(t *testing.T) {
 	delete(h.Labels, cluster.LabelDRADriver)
 	c.Policies = nil
 	h.Pods = append(h.Pods, cluster.Pod{
-		Namespace: "user", Name: "by-plugin", UID: "by-plugin", Controller: "ReplicaSet", GPU: true, Requests: map[string]int64{"nvidia.com/gpu": 1}, Scheduled: c.Now,
+		Namespace: "user", Name: "by-plugin", UID: "by-plugin", Controller: "ReplicaSet", GPU: true, Requests: gpusOnly(1), Scheduled: c.Now,
 	})
 	c.during(20*time.Minute, time.Second)
 	g.Expect(c.classes()).NotTo(HaveKey("gpusharing-gpu"))

@@ -68,7 +68,7 @@ func TestTheObjectsOfDRAAreJoined(t *testing.T) {
 	a, b := s.Nodes[0], s.Nodes[1]
 	g.Expect(s.Plugin.StackOf(&a)).To(Equal(dra.DRADriver))
 	g.Expect(s.Plugin.StackOf(&b)).To(Equal(dra.DevicePlugin))
-	g.Expect(a.Offered(dra.DRADriver)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	g.Expect(a.Offered(dra.DRADriver)).To(Equal(gpusOnly(1)))
 	g.Expect(a.Claims).To(HaveLen(1))
 	g.Expect([]string{a.Pods[0].Claim, a.Pods[1].Claim}).To(Equal([]string{"team/one", ""}))
 	g.Expect(a.DevicesTaintedAt.Unix()).To(Equal(int64(1_800_000_000)))
@@ -127,7 +127,7 @@ func TestATaintRuleThatCannotBeWrittenHasAReasonAndBlocksNoOtherNode(t *testing.
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			cluster, a := onDRA(mig(count("1g", 7)), evicting)
+			cluster, a := evictingOnDRA()
 			cluster.Repeats = &action.Repeats{}
 			b := cluster.addDRA("b", sim.A100)
 			c.set(a, true)
@@ -166,7 +166,7 @@ func (c *site) noting(d time.Duration) (last rollout.Decision) {
 // TestANodeIsReleasedOnceTaintRulesAreServedAgain: until then its GPUNode has the reason.
 func TestANodeIsReleasedOnceTaintRulesAreServedAgain(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.run(120)
 	c.DRA.ServesTaintRules, c.Policies = false, nil
 	c.during(5*time.Minute, time.Second)
@@ -229,7 +229,7 @@ func TestAPodThatHangsOnADeviceThatIsGoneBlocksNothing(t *testing.T) {
 // pkg/scheduler/framework/plugins/dynamicresources, PreFilter).
 func TestPodsThatShareAClaimAreNotEvictedForNothing(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.claim(h, "train", "gpu-0", "gpu.nvidia.com", "nvidia.com/gpu")
 	h.Claims[0].Shared = true
 	d := c.during(5*time.Minute, time.Second)
@@ -250,8 +250,7 @@ func TestPodsThatShareAClaimAreNotEvictedForNothing(t *testing.T) {
 // others share is not evicted for nothing, and a monitor, which holds nothing, not at all.
 func TestPodsKeepTheirClaimsWhileAKubeletLies(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100)
+	c, h := withGPUs(sim.A100)
 	c.switchOver(h, true)
 	c.setPolicy("research", mig(count("1g", 7)), evicting)
 	c.run(120)
@@ -280,7 +279,7 @@ func TestPodsKeepTheirClaimsWhileAKubeletLies(t *testing.T) {
 // TestAPodThatNobodyMakesAgainIsEvictedFromItsClaim, also if it made the claim itself.
 func TestAPodThatNobodyMakesAgainIsEvictedFromItsClaim(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.claim(h, "train", "gpu-0", "gpu.nvidia.com", "nvidia.com/gpu")
 	h.Claims[0].Shared = true
 	h.pod("train").Controller = ""
@@ -293,7 +292,7 @@ func TestAPodThatNobodyMakesAgainIsEvictedFromItsClaim(t *testing.T) {
 // them out by its spec.
 func TestAMonitorWithAdminAccessBlocksNothing(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.monitor(h, "exporter", "DaemonSet", false)
 	d, _ := c.run(240)
 	isUpToDate(g, one(d))
@@ -317,7 +316,7 @@ func TestAMonitorWithAdminAccessBlocksNothing(t *testing.T) {
 // container as a user until then. A monitor that is no DaemonSet's would be evicted.
 func TestAMonitorIsNoBlockerBeforeItsAgentKnows(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.monitor(h, "exporter", "DaemonSet", false)
 	h.Pods[len(h.Pods)-1].Controller = "ReplicaSet"
 	g.Expect(h.GPU.Status.Devices[0].Holders).NotTo(BeEmpty())
@@ -330,7 +329,7 @@ func TestAMonitorIsNoBlockerBeforeItsAgentKnows(t *testing.T) {
 // TestAMonitorWhoseClaimIsNotKnownYetIsNotEvicted: pods, claims and what agents report are watched each by itself.
 func TestAMonitorWhoseClaimIsNotKnownYetIsNotEvicted(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.reconcile()
 	c.tick(time.Second) // its scheduler has not seen the taint
 	c.monitor(h, "exporter", "DaemonSet", false)
@@ -373,7 +372,7 @@ func gang(c *site, h *host) {
 // TestAPodOfAPodGroupIsNamedInPlaceOfItsClaim: nobody is told to delete a claim that a pod uses.
 func TestAPodOfAPodGroupIsNamedInPlaceOfItsClaim(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	gang(c, h)
 	d := c.during(time.Minute, time.Second)
 	g.Expect(h.GPU.Status.Rollout.Blockers).NotTo(BeEmpty())

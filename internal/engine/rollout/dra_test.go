@@ -32,6 +32,8 @@ func onDRA(s v1alpha1.Sharing, with ...func(*v1alpha1.GPUSharingPolicy)) (*site,
 	return c, h
 }
 
+func evictingOnDRA() (*site, *host) { return onDRA(mig(count("1g", 7)), evicting) }
+
 // reshare gives the only policy another sharing.
 func (c *site) reshare(s v1alpha1.Sharing) {
 	c.Policies[0].Spec.Sharing = s
@@ -52,7 +54,7 @@ func one(d rollout.Decision) rollout.NodeState { return d.Nodes[0] }
 
 func TestMIGWhereTheDRADriverServes(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	before := h.Published
 	g.Expect(c.allocate(h, "train", "nvidia.com/gpu")).To(Equal("gpu-0"))
 	d, states := c.run(120)
@@ -108,7 +110,7 @@ func TestInstancesAreAddedBesidePodsThatRun(t *testing.T) {
 // TestARepartitionKeepsAPodOnItsInstance that the new layout has too.
 func TestARepartitionKeepsAPodOnItsInstance(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.run(120)
 	device := c.allocate(h, "train", "nvidia.com/mig-1g.5gb")
 	was, _ := h.Published.Named(device)
@@ -124,7 +126,7 @@ func TestARepartitionKeepsAPodOnItsInstance(t *testing.T) {
 // TestAPodThatIsAllocatedJustBeforeTheTaintRuleIsDrained: its claim shows a moment after the taint.
 func TestAPodThatIsAllocatedJustBeforeTheTaintRuleIsDrained(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	for h.DevicesTaintedAt.IsZero() {
 		c.reconcile()
 	}
@@ -143,7 +145,7 @@ func TestAPodThatIsAllocatedJustBeforeTheTaintRuleIsDrained(t *testing.T) {
 
 func TestAClaimThatHoldsADeviceBlocksAndIsNamed(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	h.Claims = []dra.Claim{{Name: "team/reserved", Devices: []dra.Allocated{{Pool: "a", Device: "gpu-0"}}}}
 	d := c.during(time.Minute, time.Second)
 	g.Expect(one(d).State).To(Equal(node.Draining))
@@ -160,7 +162,7 @@ func TestAClaimThatHoldsADeviceBlocksAndIsNamed(t *testing.T) {
 // TestAnUnknownDeviceCountsAsAnyGPU: the driver restarts without one that a claim still has.
 func TestAnUnknownDeviceCountsAsAnyGPU(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	h.Claims = []dra.Claim{{Name: "team/reserved", Devices: []dra.Allocated{{Pool: "a", Device: "gpu-9"}}}, {Name: "team/elsewhere", Devices: []dra.Allocated{{Pool: "b", Device: "gpu-0"}}}}
 	d := c.during(time.Minute, time.Second)
 	g.Expect(one(d).Message).To(And(ContainSubstring("ResourceClaim team/reserved (GPUs that the node does not publish)"), Not(ContainSubstring("elsewhere"))))
@@ -170,7 +172,7 @@ func TestAnUnknownDeviceCountsAsAnyGPU(t *testing.T) {
 // TestADriverThatDoesNotComeBackFailsTheChange, and the node returns to what it was.
 func TestADriverThatDoesNotComeBackFailsTheChange(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	h.driver.broken = true
 	d := c.during(5*time.Minute, time.Second)
 	g.Expect(one(d).State).To(Equal(node.Verifying))
@@ -191,7 +193,7 @@ func TestADriverThatDoesNotComeBackFailsTheChange(t *testing.T) {
 // TestTheDriverIsRestartedAfterARebootOnly where it started before the agent had made the instances again.
 func TestTheDriverIsRestartedAfterARebootOnly(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.run(120)
 	names := func() (names []string) {
 		for _, d := range h.Published.Devices {
@@ -226,7 +228,7 @@ func TestSharesAreTheAdministrators(t *testing.T) {
 	c.tick(time.Second)
 	d, _ = c.run(120)
 	isUpToDate(g, one(d))
-	g.Expect(one(d).Advertised).To(Equal(map[string]int64{"nvidia.com/gpu": 8}))
+	g.Expect(one(d).Advertised).To(Equal(gpusOnly(8)))
 	g.Expect(h.GPU.Status.Rollout.Shares).To(Equal(int64(4)), "of which the agent learns the share of a container")
 	g.Expect(c.writes).NotTo(HaveKey("action.TaintDevices"))
 
@@ -430,7 +432,7 @@ func TestNotOnDRA(t *testing.T) {
 
 func TestAFeatureGateThatDropsTheResourceIsNamed(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.dropsNames, c.Repeats = true, &action.Repeats{}
 	var d rollout.Decision
 	for range 60 {
@@ -451,7 +453,7 @@ func TestAFeatureGateThatDropsTheResourceIsNamed(t *testing.T) {
 // TestAClassOfTheAdministratorIsUsed, since two classes with one resource make the scheduler forget it.
 func TestAClassOfTheAdministratorIsUsed(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.setClass(dra.Class{Name: "small", Resource: "nvidia.com/mig-1g.5gb"})
 	d, _ := c.run(120)
 	isUpToDate(g, one(d))
@@ -467,7 +469,7 @@ func TestAClassOfTheAdministratorIsUsed(t *testing.T) {
 // again.
 func TestTheSchedulerKnowsTheResourceAfterAnAdministratorsClassWent(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.run(120)
 	c.setClass(dra.Class{Name: "theirs", Resource: "nvidia.com/mig-1g.5gb", Age: 1 << 40})
 	d, _ := c.run(10)
@@ -485,7 +487,7 @@ func TestTheSchedulerKnowsTheResourceAfterAnAdministratorsClassWent(t *testing.T
 // TestAClassStaysBesideAnAdministrators: the scheduler would forget the resource of both.
 func TestAClassStaysBesideAnAdministrators(t *testing.T) {
 	g := NewWithT(t)
-	c, _ := onDRA(mig(count("1g", 7)), evicting)
+	c, _ := evictingOnDRA()
 	c.run(120)
 	c.setClass(dra.Class{Name: "theirs", Resource: "nvidia.com/mig-1g.5gb", Age: 1 << 40})
 	c.Policies = nil
@@ -500,7 +502,7 @@ func TestAClassStaysBesideAnAdministrators(t *testing.T) {
 // operator's yet.
 func TestAClassThatLostItsResourceBeforeTheFirstChangeIsWrittenAgain(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.setClass(dra.Class{Name: "gpusharing-mig-1g.5gb", Own: true, Selector: dra.ForInstances("1g.5gb").Selector})
 	d, _ := c.run(120)
 	isUpToDate(g, one(d))
@@ -529,7 +531,7 @@ func TestTwoClassesForOneResourceAreNamed(t *testing.T) {
 func TestAClassStaysWhileAPodOrClaimNamesIt(t *testing.T) {
 	g := NewWithT(t)
 	const class = "gpusharing-mig-1g.5gb"
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.run(120)
 	c.Unscheduled = []cluster.Pod{{Namespace: "user", Name: "waits", Requests: map[string]int64{"nvidia.com/mig-1g.5gb": 1}}}
 	c.reshare(mig(count("2g", 3)))
@@ -558,7 +560,7 @@ func TestAClassStaysWhileAPodOrClaimNamesIt(t *testing.T) {
 // new node would serve a pod, and nothing creates it before there is one.
 func TestAClassStaysWhileAPolicyNamesIt(t *testing.T) {
 	g := NewWithT(t)
-	c, _ := onDRA(mig(count("1g", 7)), evicting)
+	c, _ := evictingOnDRA()
 	c.run(120)
 	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
 	c.hosts = map[string]*host{}
@@ -571,7 +573,7 @@ func TestAClassStaysWhileAPolicyNamesIt(t *testing.T) {
 
 func TestAPodThatHangsOnADeviceThatIsGoneIsNamed(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.run(120)
 	c.claim(h, "stuck", "gpu-0-mig-7g40gb-0-0", "gpusharing-mig-7g.40gb", "nvidia.com/mig-7g.40gb")
 	d := c.reconcile()
@@ -636,8 +638,7 @@ func TestARetainedNodeMovesToTheDriverAndBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100)
+			c, h := withGPUs(sim.A100)
 			c.setPolicy("research", timeSlicing(4), retaining)
 			c.run(60)
 			key := h.Labels[v1alpha1.LabelConfig]
@@ -657,7 +658,7 @@ func TestARetainedNodeMovesToTheDriverAndBack(t *testing.T) {
 			lasts(5 * time.Minute)
 			g.Expect(c.crashes).To(BeEmpty())
 			g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelConfig, key))
-			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+			g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
 		})
 	}
 }
@@ -680,7 +681,7 @@ func TestADriverThatPublishesNothingKeepsNoNode(t *testing.T) {
 // TestAClusterWithoutADevicePlugin: nodes of the driver are governed, and others report that there is none.
 func TestAClusterWithoutADevicePlugin(t *testing.T) {
 	g := NewWithT(t)
-	c, _ := onDRA(mig(count("1g", 7)), evicting)
+	c, _ := evictingOnDRA()
 	bare := c.add("bare", sim.A100)
 	d, _ := c.run(240)
 	g.Expect(d.Nodes).To(HaveLen(1))
@@ -696,7 +697,7 @@ func TestAClusterWithoutADevicePlugin(t *testing.T) {
 func TestAFightOverTheRecordOfRestartsKeepsNoNode(t *testing.T) {
 	for _, partitioned := range []bool{false, true} { // the way back from there has instances that the driver has not seen
 		g := NewWithT(t)
-		c, h := onDRA(mig(count("1g", 7)), evicting)
+		c, h := evictingOnDRA()
 		if partitioned {
 			c.run(240)
 			c.reshare(mig(count("2g", 3)))
@@ -719,7 +720,7 @@ func TestAFightOverTheRecordOfRestartsKeepsNoNode(t *testing.T) {
 // Node, and takes those of all other objects, such as the DeviceTaintRule that keeps pods off its GPUs.
 func TestANodeThatCannotBeWrittenIsNotKeptForEver(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.Repeats = &action.Repeats{}
 	for range 24 * 360 {
 		d := c.memory.decide(c.world())
@@ -743,7 +744,7 @@ func TestANodeThatCannotBeWrittenIsNotKeptForEver(t *testing.T) {
 func TestARestartThatIsDueLateIsWaitedFor(t *testing.T) {
 	for _, away := range []time.Duration{4 * time.Minute, 6 * time.Minute, time.Hour} {
 		g := NewWithT(t)
-		c, h := onDRA(mig(count("1g", 7)), evicting)
+		c, h := evictingOnDRA()
 		gone := false
 		for range 120 {
 			if d := c.during(time.Second, time.Second); !gone && len(h.devices()[0].State.Instances) == 7 && h.Annotations[v1alpha1.AnnotationSelected] != "" {
@@ -763,7 +764,7 @@ func TestARestartThatIsDueLateIsWaitedFor(t *testing.T) {
 func TestARefusedRestartGivesNobodyWhatIsGone(t *testing.T) {
 	for _, fought := range []bool{false, true} {
 		g := NewWithT(t)
-		c, h := onDRA(mig(count("1g", 7)), evicting)
+		c, h := evictingOnDRA()
 		retaining(&c.Policies[0])
 		c.Repeats = &action.Repeats{}
 		left, refused := false, fought
@@ -813,7 +814,7 @@ func TestATaintRuleThatAnotherControllerEditedIsMadeAnew(t *testing.T) {
 // TestAClassThatAnotherControllerEditsIsRepairedNotForEver.
 func TestAClassThatAnotherControllerEditsIsRepairedNotForEver(t *testing.T) {
 	g := NewWithT(t)
-	c, _ := onDRA(mig(count("1g", 7)), evicting)
+	c, _ := evictingOnDRA()
 	c.run(120)
 	c.Repeats = &action.Repeats{}
 	for range 120 {
@@ -838,7 +839,7 @@ func TestATaintRuleOfANodeThatIsGoneIsDeleted(t *testing.T) {
 // TestTheBudgetCountsTaintedDevices: a second node waits, and the first with a new layout goes alone.
 func TestTheBudgetCountsTaintedDevices(t *testing.T) {
 	g := NewWithT(t)
-	c, a := onDRA(mig(count("1g", 7)), evicting)
+	c, a := evictingOnDRA()
 	b := c.addDRA("b", sim.A100)
 	most := 0
 	for range 120 {
@@ -893,7 +894,7 @@ func (h *host) losesInstances() {
 // when the policy goes.
 func TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.run(120)
 	h.driverIsDynamic()
 	g.Expect(one(c.reconcile()).Reason).To(Equal(v1alpha1.ReasonDynamicMIGActive))
@@ -921,8 +922,7 @@ func TestANodeWhoseDriverMakesInstancesIsRestored(t *testing.T) {
 	for _, sharing := range []v1alpha1.Sharing{mps(4), interval(v1alpha1.TimeSliceIntervalLong)} {
 		t.Run(string(sharing.Strategy), func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100)
+			c, h := withGPUs(sim.A100)
 			c.setPolicy("research", sharing)
 			c.run(120)
 			if sharing.MPS != nil {
@@ -949,7 +949,7 @@ func TestTheDaemonSetTellsOfDynamicMIGWhileItsPodIsAway(t *testing.T) {
 	for name, sharing := range map[string]v1alpha1.Sharing{"a layout in force": mig(count("1g", 7)), "another one": mig(count("3g", 2))} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c, h := onDRA(mig(count("1g", 7)), evicting)
+			c, h := evictingOnDRA()
 			c.run(120)
 			done := len(h.done)
 			h.DynamicMIG, h.driver.serves, h.Published = true, false, nil
@@ -969,7 +969,7 @@ func TestTheDaemonSetTellsOfDynamicMIGWhileItsPodIsAway(t *testing.T) {
 // TestDynamicMIGThatIsOffAgainBringsThePolicyBack, with the baseline that was recorded before.
 func TestDynamicMIGThatIsOffAgainBringsThePolicyBack(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.run(120)
 	h.driverIsDynamic()
 	c.during(time.Minute, time.Second)
@@ -1044,7 +1044,7 @@ func (h *host) replaceDriver(c *site) {
 // GPU driver. It sees the GPUs that are there when it starts.
 func TestADriverThatStartsAfterARebootIsNotRestarted(t *testing.T) {
 	g := NewWithT(t)
-	c, h := onDRA(mig(count("1g", 7)), evicting)
+	c, h := evictingOnDRA()
 	c.run(120)
 	clear(c.writes)
 	h.hardware.Reboot()

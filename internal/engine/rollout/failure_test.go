@@ -51,13 +51,13 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 			g.Expect(d.Nodes[0].Message).To(And(
 				ContainSubstring("not advertised within 5m0s"), HaveSuffix("restart the kubelet; rolled back; retry by gpusharing.io/retry")))
 			g.Expect(c.hosts["a"].Labels[v1alpha1.LabelConfig]).To(Equal(good))
-			g.Expect(advertised(c.hosts["a"])).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+			g.Expect(advertised(c.hosts["a"])).To(Equal(gpusOnly(4)))
 			g.Expect(c.hosts["a"].Taints).To(BeEmpty())
 			g.Expect(c.hosts["a"].Labels[pluginLabel]).To(Equal("true"))
 
 			g.Expect(states["b"]).NotTo(ContainElement(node.Applying), "the rollout is halted")
 			g.Expect(d.Nodes[1].Reason).To(Equal(v1alpha1.ReasonRolloutHalted))
-			g.Expect(advertised(c.hosts["b"])).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+			g.Expect(advertised(c.hosts["b"])).To(Equal(gpusOnly(4)))
 
 			stalled := metav1.Condition{}
 			for _, condition := range d.Policies["research"].Conditions {
@@ -83,8 +83,7 @@ func TestNoNodeSelectsAConfigThatIsGone(t *testing.T) {
 	for name, copied := range map[string]bool{"nowhere": false, "taken away again and again": true} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100)
+			c, h := withGPUs(sim.A100)
 			c.setPolicy("research", timeSlicing(4))
 			c.run(60)
 			good := h.Labels[v1alpha1.LabelConfig]
@@ -146,8 +145,7 @@ func TestAChangeDoesNotFailByTheClusterPolicyOfAnother(t *testing.T) {
 // TestAnotherMPSRootOfTheClusterPolicyIsNamed: NVIDIA's device plugin waits for daemons where nobody starts them.
 func TestAnotherMPSRootOfTheClusterPolicyIsNamed(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100)
+	c, h := withGPUs(sim.A100)
 	h.breaks("")
 	c.Plugin.Operands = &clusterpolicy.Operands{Name: "cluster-policy", MPSRoot: "/var/lib/mps"}
 	c.setPolicy("research", mps(4))
@@ -158,8 +156,7 @@ func TestAnotherMPSRootOfTheClusterPolicyIsNamed(t *testing.T) {
 
 func TestTheFirstChangeThatFailsGoesBackToWhatWasFound(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100)
+	c, h := withGPUs(sim.A100)
 	h.breaks("")
 	c.setPolicy("research", mig(count("1g", 7)))
 	d, _ := c.run(400)
@@ -167,7 +164,7 @@ func TestTheFirstChangeThatFailsGoesBackToWhatWasFound(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	g.Expect(advertised(h)).To(Equal(gpusOnly(1)))
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
 	g.Expect(h.Taints).To(BeEmpty())
 
@@ -221,8 +218,7 @@ func TestAnotherAttemptHasTheWholeTimeToApply(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100)
+			c, h := withGPUs(sim.A100)
 			c.setPolicy("research", mps(4))
 			h.lags = true // the agent reports nobody who comes
 			c.hold(h, "train", 0, gpu.WholeGPU)
@@ -417,7 +413,7 @@ func TestAPolicyDeletedInEveryStateLeavesNothingBehind(t *testing.T) {
 			"kubernetes.io/hostname": "a", pluginLabel: "true", gfdLabel: "true", v1alpha1.LabelMIGManager: "true",
 			v1alpha1.LabelRunsAgent: "true", mpsLabel: "false",
 		}))
-		g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+		g.Expect(advertised(h)).To(Equal(gpusOnly(2)))
 	}
 }
 
@@ -484,7 +480,7 @@ func TestARestoreWaitsForUsersAsThePolicySaid(t *testing.T) {
 	d, _ = c.run(60)
 	g.Expect(h.waits()).To(BeEmpty())
 	g.Expect(d.Nodes).To(BeEmpty())
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+	g.Expect(advertised(h)).To(Equal(gpusOnly(2)))
 }
 
 func TestAChangeFailsWhoseOperandDoesNotEnd(t *testing.T) {
@@ -626,8 +622,7 @@ func TestARollbackThatDrainsInVainLetsGo(t *testing.T) {
 // held back.
 func TestAChangeThatHasNotBegunIsNotStoppingOperands(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.H100)
+	c, h := withGPUs(sim.H100)
 	h.partitionedByHand()
 	h.Labels[v1alpha1.LabelMIGManager] = "true"
 	c.setPolicy("research", mig(count("2g", 3)), paused)
@@ -712,8 +707,7 @@ func (h *host) stalls() {
 // are restored.
 func TestAReleaseEndsOnlyWithAnAnswerOfTheAgent(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100)
+	c, h := withGPUs(sim.A100)
 	h.byHand(0, "2g.10gb")
 	c.tick(time.Second)
 	c.setPolicy("research", mig(count("1g", 7)))

@@ -77,7 +77,7 @@ func (c *run) Start(h *host, kind string, random *rand.Rand) {
 		pod.Claim = "user/" + name
 	}
 	if requests {
-		pod.GPU, pod.Requests, pod.Workload = true, map[string]int64{"nvidia.com/gpu": 1}, kind
+		pod.GPU, pod.Requests, pod.Workload = true, gpusOnly(1), kind
 	}
 	process := gpu.Process{PID: 10000 + c.serial, Name: "python", PodUID: pod.UID, Instance: instance}
 	switch kind {

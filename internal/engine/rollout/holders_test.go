@@ -325,7 +325,7 @@ func TestTheSuccessorOfAPodIsNotEvictedForWhatThatHolds(t *testing.T) {
 			c, h := toMIG(evicting, onGPUs(0))
 			c.hold(h, "web-0", 0, gpu.WholeGPU)
 			c.tick(time.Minute)
-			h.succeeded(c, map[string]int64{"nvidia.com/gpu": 1})
+			h.succeeded(c, gpusOnly(1))
 			c.steps(5)
 			if !lingers {
 				h.frees("web-0")

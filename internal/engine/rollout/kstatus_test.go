@@ -292,8 +292,7 @@ func TestTheStrategyOfANode(t *testing.T) {
 // TestANodeThatLacksAGPUAndIsBeingChangedIsNotBlocked: the change goes on for the other GPUs.
 func TestANodeThatLacksAGPUAndIsBeingChangedIsNotBlocked(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100, sim.A100, sim.A100)
+	c, h := withGPUs(sim.A100, sim.A100, sim.A100)
 	c.setPolicy("research", mig(count("3g.20gb", 2)), onGPUs(0, 1))
 	c.run(300)
 	c.loseGPU(h, 0)

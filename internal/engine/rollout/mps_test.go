@@ -45,8 +45,7 @@ func released(t *testing.T, c *site) {
 // and afterwards nothing overrides its label.
 func TestNVIDIAsMPSDaemonSetIsKeptOff(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100)
+	c, h := withGPUs(sim.A100)
 	limited := mps(4)
 	limited.MPS.PinnedMemoryLimit = new(resource.MustParse("2Gi"))
 	for name, next := range map[string]v1alpha1.Sharing{
@@ -106,7 +105,7 @@ func TestNVIDIAsMPSByHand(t *testing.T) {
 			g.Expect(h.theirs).NotTo(BeNil())
 			g.Expect(h.daemons).To(BeEmpty())
 			g.Expect(h.features.ours).To(BeZero())
-			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+			g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
 			g.Expect(c.killed).To(BeEmpty())
 			g.Expect(c.beside).To(BeEmpty())
 		})
@@ -292,7 +291,7 @@ func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
 	c.tick(time.Second)
 	c.tick(time.Second)
 	g.Expect(h.theirs).NotTo(BeNil())
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 8}))
+	g.Expect(advertised(h)).To(Equal(gpusOnly(8)))
 }
 
 // TestNVIDIAsMPSThatIsNotReportedYetKeepsItsClients: NVIDIA's daemon starts, and pods come to it, while no agent looks.
@@ -356,7 +355,7 @@ func TestANodeFoundBeforeNVIDIAsMPSHadStartedIsGivenBack(t *testing.T) {
 			g.Expect(h.theirs).NotTo(BeNil())
 			g.Expect(h.features.ours).To(BeZero())
 			g.Expect(h.GPU.Spec).To(BeZero())
-			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+			g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
 		})
 	}
 }
@@ -412,8 +411,7 @@ func TestAPlanForetellsTheEvictionsUnderMPS(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100)
+			c, h := withGPUs(sim.A100)
 			test.served(t, c)
 			c.hold(h, "client", 0, gpu.WholeGPU)
 			c.tick(time.Minute)
@@ -575,8 +573,7 @@ func TestALabelThatIsSetBackIsNotFoughtOver(t *testing.T) {
 // TestGFDThatNeverCorrectsItself: a node is not forgotten, and holds nobody up, while GFD says that it shares by MPS.
 func TestGFDThatNeverCorrectsItself(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100)
+	c, h := withGPUs(sim.A100)
 	settled(t, c, mps(4))
 	h.Labels[gfdLabel] = "false" // its pod ends, and what it said stays
 	c.Policies = nil
@@ -596,8 +593,7 @@ func TestGFDThatNeverCorrectsItself(t *testing.T) {
 // TestNVIDIAsMPSIsLetBackWhereTheDRADriverServes: GFD says for ever that the node shares by MPS.
 func TestNVIDIAsMPSIsLetBackWhereTheDRADriverServes(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100)
+	c, h := withGPUs(sim.A100)
 	settled(t, c, mps(4))
 	c.switchOver(h, true)
 	c.reshare(mig(count("1g", 7)))
@@ -625,8 +621,7 @@ func TestANodeThatNVIDIAsMPSServedIsReleasedWhereTheDRADriverServes(t *testing.T
 
 // sharedByMPS is a cluster with a node that is shared by MPS, and with two pods on it.
 func sharedByMPS(g *WithT) (*site, *host) {
-	c := newSite()
-	h := c.add("a", sim.A100)
+	c, h := withGPUs(sim.A100)
 	c.setPolicy("research", mps(4))
 	d, _ := c.run(100)
 	isUpToDate(g, d.Nodes[0])

@@ -42,7 +42,7 @@ func TestPodsThatComeAndGoHoldUpNoChange(t *testing.T) {
 		name := fmt.Sprint("job-", n)
 		if !h.HasChangingTaint() {
 			c.hold(h, name, 1, gpu.WholeGPU)
-			h.Pods[len(h.Pods)-1].Requests = map[string]int64{"nvidia.com/gpu": 1}
+			h.Pods[len(h.Pods)-1].Requests = gpusOnly(1)
 		}
 		c.during(15*time.Second, time.Second)
 		if h.HasChangingTaint() || h.devices()[0].State.MIG {
@@ -89,7 +89,7 @@ func TestPodsThatTolerateTheTaintKeepNoNodeTainted(t *testing.T) {
 				name := fmt.Sprint("pod-", n)
 				c.hold(h, name, 1, gpu.WholeGPU)
 				p := &h.Pods[len(h.Pods)-1]
-				p.Requests, p.Tolerates, p.Controller = map[string]int64{"nvidia.com/gpu": 1}, true, controller
+				p.Requests, p.Tolerates, p.Controller = gpusOnly(1), true, controller
 				c.during(15*time.Second, time.Second)
 				c.end(h, name)
 			}

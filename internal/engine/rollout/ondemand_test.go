@@ -190,8 +190,7 @@ func TestAnAgentTakesNothingFromANodeThatTakesPodsAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100)
+			c, h := withGPUs(sim.A100)
 			h.partitionedByHand()
 			byHand := h.instances()
 			c.tick(time.Second)
@@ -220,8 +219,7 @@ func TestAnAgentTakesNothingFromANodeThatTakesPodsAgain(t *testing.T) {
 // force with its ConfigMap, and installed again.
 func TestALabelOfAConfigurationThatIsGoneIsTakenBack(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.T4)
+	c, h := withGPUs(sim.T4)
 	c.setPolicy("research", timeSlicing(4))
 	c.run(120)
 	g.Expect(h.Labels).To(HaveKey(v1alpha1.LabelConfig))

@@ -29,7 +29,7 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 	c.Now = c.Now.Add(time.Minute)
 	before := rollout.Decide(c.world()).Nodes[0]
 	g.Expect(before.Reason).To(Equal(v1alpha1.ReasonPaused))
-	g.Expect(before.Advertised).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+	g.Expect(before.Advertised).To(Equal(gpusOnly(2)))
 	g.Expect(before.Blockers).To(Equal([]node.Blocker{
 		{Name: "pod user/daemon", Uses: "GPU 1", Handling: "is not evicted, since it would come back at once; end it"},
 		{Name: "pod user/train", Uses: "GPU 0", Handling: "is evicted, as far as PodDisruptionBudgets allow"},

@@ -39,8 +39,8 @@ func rebooting(mode v1alpha1.DrainMode) v1alpha1.GPUSharingPolicy {
 
 func TestANodeIsRebootedWhereAGPUCannotBeReset(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100, sim.A100).virtual()
+	c, h := withGPUs(sim.A100, sim.A100)
+	h.virtual()
 	c.hold(h, "train", 1, gpu.WholeGPU)
 	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 	for range 60 {
@@ -73,8 +73,8 @@ func TestANodeIsRebootedWhereAGPUCannotBeReset(t *testing.T) {
 // TestNoRebootDestroysInstancesOfOtherGPUs: the agent makes only those of the GPUs that a policy selects.
 func TestNoRebootDestroysInstancesOfOtherGPUs(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100, sim.A100).virtual()
+	c, h := withGPUs(sim.A100, sim.A100)
+	h.virtual()
 	h.partitionedByHand()
 	h.report()
 	c.setPolicy("research", mig(count("1g", 7)), onGPUs(1), func(p *v1alpha1.GPUSharingPolicy) {
@@ -94,8 +94,8 @@ func TestNoRebootDestroysInstancesOfOtherGPUs(t *testing.T) {
 func TestARebootSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 	for cut := 1; ; cut++ {
 		g := NewWithT(t)
-		c := newSite()
-		h := c.add("a", sim.A100, sim.A100).virtual()
+		c, h := withGPUs(sim.A100, sim.A100)
+		h.virtual()
 		c.hold(h, "train", 1, gpu.WholeGPU)
 		c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 		done := 0
@@ -119,8 +119,8 @@ func TestARebootSurvivesAnInterruptionAfterEveryAction(t *testing.T) {
 
 func TestNoNodeIsRebootedTwiceForOneDesiredState(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100, sim.A100).virtual()
+	c, h := withGPUs(sim.A100, sim.A100)
+	h.virtual()
 	h.forgets = true
 	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 	d, _ := c.run(2000)
@@ -129,7 +129,7 @@ func TestNoNodeIsRebootedTwiceForOneDesiredState(t *testing.T) {
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootInVain))
 	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("rebooted in vain"), HaveSuffix("; rolled back: edit the policy, or "+retryA)))
 	g.Expect(h.devices()[0].PendingMIG).To(BeFalse(), "what was asked of the GPU is taken back")
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+	g.Expect(advertised(h)).To(Equal(gpusOnly(2)))
 	g.Expect(h.Taints).To(BeEmpty())
 	c.tick(time.Hour)
 	c.run(100)
@@ -162,8 +162,8 @@ func TestWhatANodeThatMustNotBeRebootedSays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100, sim.A100).virtual()
+			c, h := withGPUs(sim.A100, sim.A100)
+			h.virtual()
 			c.hold(h, "train", 1, gpu.WholeGPU)
 			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 			tt.forbid(&c.Policies[0], h)
@@ -195,8 +195,8 @@ func TestARebootWaitsForWhoMustNotBeEvicted(t *testing.T) {
 	for _, mode := range []v1alpha1.DrainMode{v1alpha1.DrainModeNever, v1alpha1.DrainModeWaitForIdle} {
 		t.Run(string(mode), func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100, sim.A100).virtual()
+			c, h := withGPUs(sim.A100, sim.A100)
+			h.virtual()
 			c.hold(h, "train", 1, gpu.WholeGPU)
 			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(mode)}
 			d, _ := c.run(1500)
@@ -242,8 +242,8 @@ func TestRebootsKeepToTheBudget(t *testing.T) {
 // back. So the node takes pods again meanwhile, and NVIDIA's operands run; afterwards the change goes on.
 func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100).virtual()
+	c, h := withGPUs(sim.A100)
+	h.virtual()
 	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 	for !h.required {
 		c.steps(1)
@@ -252,7 +252,7 @@ func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
 	c.run(60)
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	g.Expect(advertised(h)).To(Equal(gpusOnly(1)))
 	g.Expect(h.reboots).To(BeEmpty())
 	c.Policies[0].Spec.Rollout.Paused = false
 	d, _ := c.run(400)
@@ -263,8 +263,8 @@ func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
 // TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers: the daemon of several GPUs cannot start before the reboot either.
 func TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100, sim.A100).virtual()
+	c, h := withGPUs(sim.A100, sim.A100)
+	h.virtual()
 	c.setPolicy("research", mps(4))
 	c.run(60)
 	g.Expect(h.daemons).To(HaveLen(1))
@@ -289,8 +289,8 @@ func TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers(t *testing.T) {
 // the agent can do no more for the one before.
 func TestANodeThatWaitsForARebootOfAnotherPolicyTakesPodsAgain(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100).virtual()
+	c, h := withGPUs(sim.A100)
+	h.virtual()
 	first := rebooting(v1alpha1.DrainModeEvict)
 	first.Spec.Rollout.Reboot = v1alpha1.RebootModeNever
 	c.Policies = []v1alpha1.GPUSharingPolicy{first}
@@ -327,8 +327,8 @@ func TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100).virtual()
+			c, h := withGPUs(sim.A100)
+			h.virtual()
 			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 			if name == "after a failure" {
 				h.breaks("") // what the GPU offers in its new mode is not advertised
@@ -413,8 +413,8 @@ func TestANodeIsDrainedOfItsOtherPodsBeforeARebootIfThePolicySaysSo(t *testing.T
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100, sim.A100).virtual()
+			c, h := withGPUs(sim.A100, sim.A100)
+			h.virtual()
 			c.hold(h, "train", 0, gpu.WholeGPU)
 			c.besides(h)
 			p := emptying(v1alpha1.DrainModeEvict)
@@ -452,8 +452,8 @@ func TestPodsThatBlockARebootAreListed(t *testing.T) {
 	} {
 		t.Run(string(mode), func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100).virtual()
+			c, h := withGPUs(sim.A100)
+			h.virtual()
 			c.besides(h)
 			c.Policies = []v1alpha1.GPUSharingPolicy{emptying(mode)}
 			for !h.required {
@@ -493,8 +493,8 @@ func TestARebootWaitsForOtherPodsThatMustNotBeEvicted(t *testing.T) {
 	} {
 		t.Run(string(mode), func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100).virtual()
+			c, h := withGPUs(sim.A100)
+			h.virtual()
 			c.runs(h, "web")
 			c.Policies = []v1alpha1.GPUSharingPolicy{emptying(mode)}
 			d, _ := c.run(1500)
@@ -521,8 +521,8 @@ func TestARebootWaitsForOtherPodsThatMustNotBeEvicted(t *testing.T) {
 // its whole time for.
 func TestTheTimeForDrainingANodeBeforeItsRebootBeginsInAWindow(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100).virtual()
+	c, h := withGPUs(sim.A100)
+	h.virtual()
 	c.runs(h, "web")
 	p := emptying(v1alpha1.DrainModeWaitForIdle)
 	inWindows(tonight)(&p)
@@ -546,8 +546,8 @@ func TestTheTimeForDrainingANodeBeforeItsRebootBeginsInAWindow(t *testing.T) {
 // TestAPodThatComesOnceARebootIsPermittedIsNotWaitedFor: the agent may be rebooting the node already.
 func TestAPodThatComesOnceARebootIsPermittedIsNotWaitedFor(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100).virtual()
+	c, h := withGPUs(sim.A100)
+	h.virtual()
 	c.Policies = []v1alpha1.GPUSharingPolicy{emptying(v1alpha1.DrainModeEvict)}
 	c.untilPermitted(g, h)
 	c.runs(h, "late", func(p *cluster.Pod) { p.Scheduled, p.Tolerates = c.Now, true })
@@ -563,8 +563,8 @@ func TestAPodThatComesOnceARebootIsPermittedIsNotWaitedFor(t *testing.T) {
 // TestAPodThatReturnsBeforeARebootDespiteTheTaintIsNamed, and evicted no more: another would come in its place.
 func TestAPodThatReturnsBeforeARebootDespiteTheTaintIsNamed(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100).virtual()
+	c, h := withGPUs(sim.A100)
+	h.virtual()
 	c.Policies = []v1alpha1.GPUSharingPolicy{emptying(v1alpha1.DrainModeEvict)}
 	for !h.required {
 		c.steps(1)
@@ -582,8 +582,8 @@ func TestAPodThatReturnsBeforeARebootDespiteTheTaintIsNamed(t *testing.T) {
 // TestAReleasedNodeThatWaitsForItsPodsNamesThem, however long it waits: the agent has not failed.
 func TestAReleasedNodeThatWaitsForItsPodsNamesThem(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100).virtual()
+	c, h := withGPUs(sim.A100)
+	h.virtual()
 	c.Policies = []v1alpha1.GPUSharingPolicy{emptying(v1alpha1.DrainModeNever)}
 	c.run(400)
 	g.Expect(h.reboots).To(HaveLen(1))
@@ -605,8 +605,8 @@ func TestAReleasedNodeThatWaitsForItsPodsNamesThem(t *testing.T) {
 // TestNobodyIsSaidToBeEvictedOnceTheTimeForDrainingIsOver: the node waits until they are gone by themselves.
 func TestNobodyIsSaidToBeEvictedOnceTheTimeForDrainingIsOver(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100).virtual()
+	c, h := withGPUs(sim.A100)
+	h.virtual()
 	c.runs(h, "web")
 	c.Policies = []v1alpha1.GPUSharingPolicy{emptying(v1alpha1.DrainModeEvict)}
 	for !h.required {
@@ -626,8 +626,8 @@ func TestNobodyIsSaidToBeEvictedOnceTheTimeForDrainingIsOver(t *testing.T) {
 
 // BenchmarkANodeOfManyPodsThatIsToBeEmpty: each of its pods that changes leads to a decision.
 func BenchmarkANodeOfManyPodsThatIsToBeEmpty(b *testing.B) {
-	c := newSite()
-	h := c.add("a", sim.A100).virtual()
+	c, h := withGPUs(sim.A100)
+	h.virtual()
 	for i := range 1000 {
 		c.runs(h, fmt.Sprintf("web-with-a-long-name-%d", i))
 	}
@@ -645,8 +645,8 @@ func BenchmarkANodeOfManyPodsThatIsToBeEmpty(b *testing.B) {
 // same holds.
 func TestANewNodeOfKarpenterIsNotEmptied(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100).virtual()
+	c, h := withGPUs(sim.A100)
+	h.virtual()
 	h.Labels[cluster.LabelNodePool] = "gpus"
 	c.runs(h, "web")
 	c.Policies = []v1alpha1.GPUSharingPolicy{emptying(v1alpha1.DrainModeEvict)}

@@ -210,8 +210,7 @@ func TestWhatOthersSayOfANodeKeepsNoStatusFromBeingWritten(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := newSite()
-			h := c.add("a", sim.A100)
+			c, h := withGPUs(sim.A100)
 			c.setPolicy("research", timeSlicing(4))
 			c.run(60)
 			c.reshare(mig(count("1g", 7)))
@@ -239,8 +238,7 @@ func TestTheStepsOfANodeWithALongNameAreTaken(t *testing.T) {
 // TestANodeWithoutItsGPUNodeHoldsWhatItHas: it stays as it is and counts for its policy, and for what is restored once no node is changed.
 func TestANodeWithoutItsGPUNodeHoldsWhatItHas(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.T4)
+	c, h := withGPUs(sim.T4)
 	c.add("b", sim.T4)
 	c.setPolicy("research", timeSlicing(4))
 	c.run(90)

@@ -186,8 +186,7 @@ func TestAConfigManagerThatKeepsEndingIsNamed(t *testing.T) {
 	})
 	t.Run("since the key is missing, on a node that goes back", func(t *testing.T) {
 		g := NewWithT(t)
-		c := newSite()
-		h := c.add("a", sim.A100)
+		c, h := withGPUs(sim.A100)
 		h.Labels[v1alpha1.LabelConfig] = "of-the-user"
 		c.setPolicy("research", timeSlicing(4))
 		h.breaks("")
@@ -224,8 +223,7 @@ func TestAStopOfTheDriversManagerIsLeftAlone(t *testing.T) {
 // TestALostComputeModeIsTold: without nvidia-persistenced the driver forgets it when the last program closes the GPU.
 func TestALostComputeModeIsTold(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100)
+	c, h := withGPUs(sim.A100)
 	settled(t, c, mps(4))
 	c.hold(h, "client", 0, gpu.WholeGPU)
 	h.hardware.Update(func(n *sim.Node) { n.GPUs[0].ComputeMode = gpu.ComputeDefault })

@@ -68,13 +68,13 @@ func TestEachStrategyIsReached(t *testing.T) {
 		states      []node.State
 	}{
 		"time-slicing": {
-			sharing: timeSlicing(4), allocatable: map[string]int64{"nvidia.com/gpu": 8},
+			sharing: timeSlicing(4), allocatable: gpusOnly(8),
 			states: []node.State{
 				node.PendingNonDisruptive, node.Selecting, node.UpToDate,
 			},
 		},
 		"MPS": {
-			sharing: mps(10), allocatable: map[string]int64{"nvidia.com/gpu": 20},
+			sharing: mps(10), allocatable: gpusOnly(20),
 			states: []node.State{
 				node.PendingDisruptive, node.Idle, node.Selecting, node.Finishing, node.UpToDate,
 			},
@@ -106,6 +106,9 @@ func TestEachStrategyIsReached(t *testing.T) {
 		})
 	}
 }
+
+// gpusOnly is what a node advertises that has no other resource.
+func gpusOnly(n int64) map[string]int64 { return map[string]int64{"nvidia.com/gpu": n} }
 
 func advertised(h *host) map[string]int64 {
 	found := map[string]int64{}
@@ -150,7 +153,7 @@ func TestUndoRestoresWhatWasFound(t *testing.T) {
 			g.Expect(node.Taints).To(BeEmpty())
 			g.Expect(node.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 			g.Expect(node.GPU.Status.Devices).To(Equal(devices))
-			g.Expect(advertised(node)).To(Equal(map[string]int64{"nvidia.com/gpu": 2}))
+			g.Expect(advertised(node)).To(Equal(gpusOnly(2)))
 			g.Expect(cl.crashes).To(BeEmpty())
 		})
 	}

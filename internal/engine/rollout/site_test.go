@@ -154,6 +154,12 @@ func newSite() *site {
 	}
 }
 
+// withGPUs is a site with one node.
+func withGPUs(models ...sim.Model) (*site, *host) {
+	c := newSite()
+	return c, c.add("a", models...)
+}
+
 func (c *site) add(name string, models ...sim.Model) *host {
 	chassis := name
 	if c.replaced > 0 {

@@ -25,8 +25,7 @@ import (
 
 // toMIG is a cluster of one node with two GPUs, under a policy that wants three instances on each.
 func toMIG(with ...func(*v1alpha1.GPUSharingPolicy)) (*site, *host) {
-	c := newSite()
-	h := c.add("a", sim.A100, sim.A100)
+	c, h := withGPUs(sim.A100, sim.A100)
 	c.setPolicy("research", mig(count("2g", 3)), with...)
 	return c, h
 }
@@ -160,7 +159,7 @@ func TestStates(t *testing.T) {
 				c.tick(time.Minute)
 				c.reconcile()
 				c.tick(time.Second)
-				h.succeeded(c, map[string]int64{"nvidia.com/gpu": 1})
+				h.succeeded(c, gpusOnly(1))
 				return c
 			},
 			state: node.Draining, reason: v1alpha1.ReasonGPUInUse, message: "pod user/late was placed on the node just now",
@@ -499,7 +498,7 @@ func (h *host) losesPlugin(c *site) {
 	c.steps(3)
 	c.reconcile()
 	h.Pods = nil
-	h.Allocatable = map[string]int64{"nvidia.com/gpu": 2}
+	h.Allocatable = gpusOnly(2)
 }
 
 // neverSees makes an agent that watches pods in which no new key ever becomes visible.

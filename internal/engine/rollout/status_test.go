@@ -183,7 +183,7 @@ func TestTheNextPolicyTakesOver(t *testing.T) {
 	d, _ = c.run(60)
 	g.Expect(d.Nodes[0].Policy).To(Equal("second"))
 	isUpToDate(g, d.Nodes[0])
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+	g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
 	g.Expect(h.GPU.Spec.PolicyName).To(Equal("second"))
 	g.Expect(h.GPU.Spec.Baseline.Devices[0].Sharing.MIGMode).To(Equal(v1alpha1.MIGModeDisabled))
 }

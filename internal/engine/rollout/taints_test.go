@@ -150,7 +150,7 @@ func TestTolerationsComeBeforeTaintsAndGoAfterThem(t *testing.T) {
 	g.Expect(c.Plugin.Operands.Tolerations).To(Equal([]corev1.Toleration{ofNVIDIA, ofShared}))
 	g.Expect(said).To(HaveKey(v1alpha1.ReasonTolerationsChanging))
 	g.Expect(said).To(HaveKey(v1alpha1.ReasonTaintsPresent))
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+	g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
 
 	c.Policies = nil
 	watch(60)
@@ -174,7 +174,7 @@ func TestATolerationStaysWhileATaintNeedsIt(t *testing.T) {
 		c.tick(time.Second)
 	}
 	g.Expect(h.Taints).To(Equal([]corev1.Taint{shared}))
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+	g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
 
 	c.Policies = nil
 	for range 60 {
@@ -183,7 +183,7 @@ func TestATolerationStaysWhileATaintNeedsIt(t *testing.T) {
 		c.tick(time.Second)
 	}
 	g.Expect(h.GPU.Spec.Baseline).To(BeNil(), "the node is released")
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	g.Expect(advertised(h)).To(Equal(gpusOnly(1)))
 
 	h.Taints = nil
 	c.run(30)
@@ -280,7 +280,7 @@ func TestATaintGoesWithItsToleration(t *testing.T) {
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.condition("research").Reason).To(Equal(v1alpha1.ReasonTolerationMissing))
 	c.run(30)
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+	g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
 }
 
 func TestAStandAlonePluginIsItsOwnersToChange(t *testing.T) {

@@ -156,8 +156,7 @@ func TestAPodOfATenantStopsNoChange(t *testing.T) {
 // TestAPodOfATenantStopsNoConfig: to select another config of the device plugin needs no stop of NVIDIA's programs.
 func TestAPodOfATenantStopsNoConfig(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.T4)
+	c, h := withGPUs(sim.T4)
 	c.add("b", sim.T4)
 	c.add("c", sim.T4)
 	c.setPolicy("research", timeSlicing(4))

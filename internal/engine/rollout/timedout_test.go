@@ -400,8 +400,7 @@ func (c *applied) serves(h *host, steps int, d time.Duration) {
 // Without a fabric manager, the GPUs behind NVSwitches are reset together, which the agent learns from a reset.
 func TestGPUsThatAreResetTogetherAreDrainedTogether(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100, sim.A100)
+	c, h := withGPUs(sim.A100, sim.A100)
 	h.hardware.Update(func(n *sim.Node) { n.NVSwitch = true })
 	h.report()
 	c.hold(h, "train", 1, gpu.WholeGPU)

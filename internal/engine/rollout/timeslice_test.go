@@ -123,8 +123,7 @@ func TestADeselectedGPUHasItsTimeSliceBack(t *testing.T) {
 	for name, toDRA := range map[string]bool{"device plugin": false, "DRA driver": true} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100, sim.A100)
+			c, h := withGPUs(sim.A100, sim.A100)
 			h.found(gpu.TimeSliceMedium)
 			c.setPolicy("research", interval(v1alpha1.TimeSliceIntervalLong))
 			d, _ := c.run(200)
@@ -152,8 +151,7 @@ func TestMIGModeHidesNoIntervalOfTheOperator(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.H100, sim.H100)
+			c, h := withGPUs(sim.H100, sim.H100)
 			h.byHand(0, "2g.20gb")
 			h.byHand(1, "2g.20gb")
 			h.found(gpu.TimeSliceMedium)
@@ -178,8 +176,7 @@ func TestMIGModeHidesNoIntervalOfTheOperator(t *testing.T) {
 func movedFromInterval(t *testing.T, gate bool) (*WithT, *site, *host) {
 	t.Helper()
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100)
+	c, h := withGPUs(sim.A100)
 	h.found(gpu.TimeSliceMedium)
 	c.setPolicy("research", interval(v1alpha1.TimeSliceIntervalLong))
 	c.run(200)

@@ -161,8 +161,8 @@ func forgetRecords(m *member) []action.Action {
 	return []action.Action{patch}
 }
 
-// keepBaseline writes again what either object has lost of the baseline of a node that stays as it is, and a copy that
-// still has indexes: the write of it that belongs to the release has failed.
+// keepBaseline writes again what either object has lost of the baseline of a node that stays as it is, and the copy
+// while it has indexes: its write at the release has failed.
 func keepBaseline(m *member) []action.Action {
 	spec := m.Node.GPU.Spec
 	if spec.Baseline == nil {

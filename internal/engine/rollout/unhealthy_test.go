@@ -67,11 +67,11 @@ func TestThePluginIsRestartedOnceIfItReadWhatAnotherControllerWrote(t *testing.T
 		c.deletePod(h, uid)
 	}
 	c.tick(time.Second)
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	g.Expect(advertised(h)).To(Equal(gpusOnly(1)))
 	d := c.during(time.Hour, time.Minute)
 	g.Expect(c.Configs[h.Labels[v1alpha1.LabelConfig]]).To(Equal(ours))
 	isUpToDate(g, d.Nodes[0])
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+	g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 
 	for range 120 { // and it does not help
@@ -98,7 +98,7 @@ func TestThePluginIsRestartedBeforeAChangeFailsByWhatItRead(t *testing.T) {
 		}
 		c.tick(time.Second)
 	}
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	g.Expect(advertised(h)).To(Equal(gpusOnly(1)))
 	d := c.during(10*time.Minute, 10*time.Second)
 	isUpToDate(g, d.Nodes[0])
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
@@ -111,7 +111,7 @@ func TestUnhealthyDevicesAreCapacityThatIsNotAllocatable(t *testing.T) {
 		Allocatable: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("7"), "cpu": resource.MustParse("7")},
 	}}
 	n := cluster.NodeOf(node, &v1alpha1.GPUNode{})
-	g.Expect(n.Unhealthy(nil)).To(Equal(map[string]int64{"nvidia.com/gpu": 1}))
+	g.Expect(n.Unhealthy(nil)).To(Equal(gpusOnly(1)))
 }
 
 // TestAResourceWithoutAPluginIsNotUnhealthy: the kubelet lists the devices of a plugin that is gone as capacity for 5
@@ -119,12 +119,12 @@ func TestUnhealthyDevicesAreCapacityThatIsNotAllocatable(t *testing.T) {
 func TestAResourceWithoutAPluginIsNotUnhealthy(t *testing.T) {
 	n := cluster.Node{
 		Allocatable:   map[string]int64{"nvidia.com/gpu": 0, "nvidia.com/gpu.shared": 8},
-		Unallocatable: map[string]int64{"nvidia.com/gpu": 2},
+		Unallocatable: gpusOnly(2),
 	}
 	g := NewWithT(t)
 	g.Expect(n.Unhealthy(map[string]int64{"nvidia.com/gpu.shared": 8})).To(BeEmpty(), "of a former name")
 	g.Expect(n.Unhealthy(nil)).To(BeEmpty())
-	g.Expect(n.Unhealthy(map[string]int64{"nvidia.com/gpu": 2})).To(Equal(n.Unallocatable), "of the name that it must have")
+	g.Expect(n.Unhealthy(gpusOnly(2))).To(Equal(n.Unallocatable), "of the name that it must have")
 	n.Allocatable["nvidia.com/gpu"] = 6
 	g.Expect(n.Unhealthy(map[string]int64{"nvidia.com/gpu.shared": 8})).To(Equal(n.Unallocatable), "its plugin is there")
 }
@@ -141,7 +141,7 @@ func TestThePluginIsRestartedThoughAFormerResourceHasCapacity(t *testing.T) {
 	d, _ := c.run(200)
 	isUpToDate(g, d.Nodes[0])
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu.shared": 4}))
-	g.Expect(h.Unallocatable).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+	g.Expect(h.Unallocatable).To(Equal(gpusOnly(4)))
 	h.Allocatable["nvidia.com/gpu.shared"] = 3
 	d = c.reconcile()
 	g.Expect(d.Nodes[0].State).To(Equal(node.Degraded))

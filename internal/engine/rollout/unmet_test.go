@@ -123,14 +123,13 @@ func TestImpact(t *testing.T) {
 
 func TestPodsOfOneWorkloadAreToldOnce(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.T4)
+	c, h := withGPUs(sim.T4)
 	c.setPolicy("research", renamed(4))
 	c.hold(h, "web-1", 0, gpu.WholeGPU)
-	h.Pods[len(h.Pods)-1].Requests, h.Pods[len(h.Pods)-1].Workload = map[string]int64{"nvidia.com/gpu": 1}, "Deployment team/web"
-	ending := requesting("web", map[string]int64{"nvidia.com/gpu": 1})
+	h.Pods[len(h.Pods)-1].Requests, h.Pods[len(h.Pods)-1].Workload = gpusOnly(1), "Deployment team/web"
+	ending := requesting("web", gpusOnly(1))
 	ending.Terminating = true
-	c.Unscheduled = []cluster.Pod{requesting("web", map[string]int64{"nvidia.com/gpu": 1}), ending}
+	c.Unscheduled = []cluster.Pod{requesting("web", gpusOnly(1)), ending}
 	g.Expect(rollout.Decide(c.world()).Unmet["research"]).To(ConsistOf(HavePrefix("Deployment team/web (2 pods) asks for nvidia.com/gpu: 1,")))
 }
 
@@ -140,13 +139,13 @@ func TestWorkloadsOfATenantKeepNoOthersFromBeingNamed(t *testing.T) {
 	c := newSite()
 	c.add("a", sim.T4)
 	c.setPolicy("research", renamed(4))
-	c.Unscheduled = []cluster.Pod{requesting("web", map[string]int64{"nvidia.com/gpu": 1})}
+	c.Unscheduled = []cluster.Pod{requesting("web", gpusOnly(1))}
 	for i := range 100 {
 		name := fmt.Sprintf("%s/%d", tenant, i)
 		c.Unscheduled = append(c.Unscheduled, cluster.Pod{
-			Namespace: tenant, Name: name, UID: name, GPU: true, Requests: map[string]int64{"nvidia.com/gpu": 1}, Workload: "Deployment " + name,
+			Namespace: tenant, Name: name, UID: name, GPU: true, Requests: gpusOnly(1), Workload: "Deployment " + name,
 		}, cluster.Pod{
-			Namespace: "a-" + tenant, Name: name, UID: "a-" + name, GPU: true, Requests: map[string]int64{"nvidia.com/gpu": 1}, Workload: "Deployment a-" + name,
+			Namespace: "a-" + tenant, Name: name, UID: "a-" + name, GPU: true, Requests: gpusOnly(1), Workload: "Deployment a-" + name,
 		})
 	}
 	d := rollout.Decide(c.world())
@@ -161,7 +160,7 @@ func TestNodeSelectorsThatATenantComputesKeepNoOthersFromBeingNamed(t *testing.T
 	c := newSite()
 	c.add("a", sim.T4)
 	c.setPolicy("research", renamed(4))
-	asks := map[string]int64{"nvidia.com/gpu": 1}
+	asks := gpusOnly(1)
 	c.Unscheduled = []cluster.Pod{{
 		Namespace: tenant, Name: "first", UID: "first", GPU: true, Requests: asks, Workload: "Deployment " + tenant + "/first", NodeSelector: map[string]string{
 			"a": "d7swra28", "b": "d538v5ca", "c": "x87w2d8", "d": "69u1deng", "e": "6mozqwe0", "f": "7buuptd3", "g": "2z8z8ktu", "h": "gg9dnlf",
@@ -190,7 +189,7 @@ func TestWhatAPodRequests(t *testing.T) {
 		},
 	}
 	p := cluster.PodOf(pod, &cluster.Programs{})
-	g.Expect(p.Requests).To(Equal(map[string]int64{"nvidia.com/gpu": 3}), "two containers and a sidecar")
+	g.Expect(p.Requests).To(Equal(gpusOnly(3)), "two containers and a sidecar")
 	g.Expect(p.Workload).To(Equal("Deployment team/web"))
 	pod.Labels = nil
 	g.Expect(cluster.PodOf(pod, &cluster.Programs{}).Workload).To(Equal("ReplicaSet team/web-76c5"))

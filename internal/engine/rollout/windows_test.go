@@ -136,12 +136,11 @@ func TestADisruptiveChangeStartsInAMaintenanceWindowOnly(t *testing.T) {
 
 func TestWhatDisruptsNothingWaitsForNoWindow(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.T4)
+	c, h := withGPUs(sim.T4)
 	c.setPolicy("research", timeSlicing(4), inWindows(tonight))
 	c.at("2027-03-01T12:00:00Z")
 	c.run(60)
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+	g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
 }
 
 func TestTheWayBackWaitsForNoWindow(t *testing.T) {
@@ -239,8 +238,8 @@ func TestAChangeThatHasReachedTheGPUsIsFinishedAfterItsWindow(t *testing.T) {
 
 func TestARebootWaitsForAWindow(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	h := c.add("a", sim.A100).virtual()
+	c, h := withGPUs(sim.A100)
+	h.virtual()
 	p := rebooting(v1alpha1.DrainModeEvict)
 	inWindows(tonight)(&p)
 	c.Policies = []v1alpha1.GPUSharingPolicy{p}
@@ -333,7 +332,7 @@ func TestAPolicyWithAnInvalidWindowChangesNothing(t *testing.T) {
 
 			cl.Policies[0].Spec.Rollout.Windows, cl.Policies[0].Generation = []v1alpha1.MaintenanceWindow{tonight}, 2
 			cl.run(60)
-			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+			g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
 		})
 	}
 }
