@@ -96,7 +96,7 @@ type Node struct {
 	// ChangedFor is the policy on whose behalf the node was changed last, by the copy of its baseline; empty: not
 	// recorded.
 	ChangedFor string
-	// CopyNumbers is true if that copy has the indexes of its policy.
+	// CopyNumbers says that it has indexes of GPUs.
 	CopyNumbers bool
 	// AgentReady says that a pod of the agent on the node is Ready.
 	AgentReady bool

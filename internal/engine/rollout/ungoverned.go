@@ -128,10 +128,8 @@ func retain(m *member) []action.Action {
 		}
 		if spec.Numbering = nil; spec.Baseline == nil {
 			spec = v1alpha1.GPUNodeSpec{}
-		} else if text := cluster.CopyOf(spec); m.Node.Annotations[v1alpha1.AnnotationBaseline] != text {
-			patch := m.Patch("recording that no policy governs the node") // with indexes it says that one does, where the GPUNode is lost
-			patch.Annotations[v1alpha1.AnnotationBaseline] = &text
-			actions = append(actions, patch)
+		} else {
+			actions = append(actions, keepCopy(m, spec)...)
 		}
 		return append(actions, action.SetSpec{Node: m.Node.Name, Spec: spec, Why: "leaving the node as it is"})
 	}
@@ -161,21 +159,26 @@ func forgetRecords(m *member) []action.Action {
 	return []action.Action{patch}
 }
 
-// keepBaseline writes again what either object has lost of the baseline of a node that stays as it is, and the copy
-// while it has indexes: its write at the release has failed.
+// keepBaseline writes again what either object has lost of the baseline of a node that stays as it is.
 func keepBaseline(m *member) []action.Action {
 	spec := m.Node.GPU.Spec
 	if spec.Baseline == nil {
 		return nil
 	}
-	var actions []action.Action
-	if _, has := m.Node.Annotations[v1alpha1.AnnotationBaseline]; !has || m.Node.CopyNumbers {
-		patch := m.Patch("recording the baseline")
-		patch.Annotations[v1alpha1.AnnotationBaseline] = new(cluster.CopyOf(spec))
-		actions = append(actions, patch)
-	}
+	actions := keepCopy(m, spec)
 	if m.Node.BaselineLost {
 		actions = append(actions, action.SetSpec{Node: m.Node.Name, Spec: spec, Why: "recording the baseline"})
 	}
 	return actions
+}
+
+// keepCopy writes a copy of the baseline that is lost, or has indexes: where the GPUNode is lost, they say that a policy
+// governs the node.
+func keepCopy(m *member, spec v1alpha1.GPUNodeSpec) []action.Action {
+	if _, has := m.Node.Annotations[v1alpha1.AnnotationBaseline]; has && !m.Node.CopyNumbers {
+		return nil
+	}
+	patch := m.Patch("recording the baseline")
+	patch.Annotations[v1alpha1.AnnotationBaseline] = new(cluster.CopyOf(spec))
+	return []action.Action{patch}
 }
