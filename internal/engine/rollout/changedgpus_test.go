@@ -232,6 +232,33 @@ func TestWhatARetainingPolicyLeftIsNotTakenDownByAnother(t *testing.T) {
 	}
 }
 
+// TestARetainingPolicyThatIsLostWithTheKindsKeepsItsGPUs: GPU 0 has died, so the others count from 0, and the policy
+// comes back some minutes after the kinds. It takes no GPU that was never its own.
+func TestARetainingPolicyThatIsLostWithTheKindsKeepsItsGPUs(t *testing.T) {
+	for name, with := range map[string]func(*v1alpha1.GPUSharingPolicy){"it retains": retaining, "it restores": evicting} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			c := newSite()
+			h := c.add("a", sim.A100, sim.A100, sim.A100)
+			c.setPolicy("research", mig(count("2g", 3)), onGPUs(1), evicting, with)
+			c.run(200)
+			c.loseGPU(h, 0)
+			c.run(100)
+			c.hold(h, "train", 1, gpu.WholeGPU)
+			before := h.partitionedGPUs()
+			lost := c.Policies
+			c.Policies = nil
+			c.loseGPUNode(h)
+			c.during(2*time.Minute, time.Second)
+			c.Policies = lost
+			c.during(30*time.Minute, time.Second)
+			g.Expect(c.evicted).To(BeEmpty())
+			g.Expect(c.ready()).To(Equal(1))
+			g.Expect(h.partitionedGPUs()).To(Equal(before))
+		})
+	}
+}
+
 // TestAGPUThatARetainingPolicyLeftUnderMPSReturns where another policy selects others: the daemon that serves them all
 // ends with its configuration, and nobody but the operator would open the GPU again (974274). The spec does not tell of
 // it where the GPUNode was lost, or where the policy went in the middle of another change.

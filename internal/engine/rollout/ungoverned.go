@@ -29,10 +29,11 @@ func ungoverned(
 		return m, false, false
 	}
 	v := node.NewView(s, n)
-	if unserved || node.Retained(n.GPU.Spec) {
+	until, may := policiesReturn(v)
+	forgets := node.Retained(n.GPU.Spec) && !(may && n.GPU.Spec.Numbering != nil) // that policy names the same GPUs once it is back
+	if unserved || forgets {
 		return staying(v, selected), node.ReleaseRecorded(n, selected.By), true
 	}
-	until, may := policiesReturn(v)
 	if may {
 		m = awaiting(v, until)
 	}
@@ -88,7 +89,7 @@ func awaiting(v *node.View, until time.Time) member {
 	m := member{View: v}
 	m.Result = node.Result{
 		State: node.UpToDate, Reason: v1alpha1.ReasonNoPolicy, After: until.Sub(v.Snapshot.Now),
-		Message: "The GPUNode was made anew, or an object of the node restored from a backup, and no policy governs the node yet; without one the node is restored at " + format.Clock(until),
+		Message: "The GPUNode was made anew, or an object of the node restored from a backup, and no policy governs the node yet; without one the node is released at " + format.Clock(until),
 	}
 	m.Actions = append(node.RestoreScheduling(v, "no policy governs the node"), node.AskNothingOfUsers(v)...)
 	m.Slot = slotOf(&m)
