@@ -157,7 +157,7 @@ func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
 	if good := lastGood(n); good != nil {
 		before := restorable(n, have)
 		devices := plan.WithFormer(withoutLost(good.Devices, have), before)
-		for _, d := range before {
+		for _, d := range withoutNVIDIAMPS(before) { // as restoredGPUs of package policy: the last good configuration does not ask for it
 			if !cluster.Lists(devices, d.UUID) {
 				devices = append(devices, d)
 			}

@@ -746,3 +746,27 @@ func TestOfWhatTheAgentSaysTheEndIsKept(t *testing.T) {
 	c.Now = c.Now.Add(15 * time.Minute)
 	g.Expect(said()).To(And(HavePrefix("The GPUs did not match the desired state within 15m0s; the agent says MPSDaemonFailed: …"), HaveSuffix(cause[len("end the pods "):])))
 }
+
+// TestAGPUThatFallsBackToItsBaselineIsOpened: NVIDIA's MPS daemon served it when it was found, and the last good state,
+// from when the GPU was away, does not ask for that daemon.
+func TestAGPUThatFallsBackToItsBaselineIsOpened(t *testing.T) {
+	g := NewWithT(t)
+	c := newSite()
+	c.byHand = mpsByHand(4)
+	h := c.add("a", sim.A100, sim.A100)
+	c.tick(time.Second)
+	c.tick(time.Second)
+	settled(t, c, v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
+	away := c.loseGPU(h, 1)
+	settled(t, c, timeSlicing(2))
+	h.breaks(h.Labels[v1alpha1.LabelConfig])
+	h.hardware.Update(func(n *sim.Node) { n.GPUs = append(n.GPUs, away) })
+	h.plugin.running = false
+	c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mps(10) })
+	c.tick(time.Second)
+	d := c.during(2*time.Hour, 5*time.Second)
+	g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
+	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 4}))
+	g.Expect(h.theirs).To(BeNil())
+	g.Expect(h.devices()[1].State.ComputeMode).To(Equal(gpu.ComputeDefault))
+}
