@@ -155,9 +155,9 @@ func retryAdvice(v *View) string {
 // that the last good state does not list, since they were deselected or have come later, go to their baseline.
 func FallbackTarget(by string, n *v1alpha1.GPUNode, have []gpu.Device) Target {
 	if good := lastGood(n); good != nil {
-		before := restorable(n, have)
+		before := withoutNVIDIAMPS(restorable(n, have)) // its configuration does not ask for that daemon
 		devices := plan.WithFormer(withoutLost(good.Devices, have), before)
-		for _, d := range withoutNVIDIAMPS(before) { // as restoredGPUs of package policy: the last good configuration does not ask for it
+		for _, d := range before {
 			if !cluster.Lists(devices, d.UUID) {
 				devices = append(devices, d)
 			}

@@ -218,7 +218,7 @@ func computeModeLeft(v *View, s State) Finding {
 			continue
 		}
 		name := fmt.Sprintf("GPU %d (%s)", d.Index, d.State.ComputeMode)
-		if targetsGPU(v, d.UUID) {
+		if cluster.Lists(v.Target.Devices, d.UUID) {
 			ours = append(ours, name)
 		} else {
 			others = append(others, name)
@@ -249,7 +249,7 @@ func computeModeLost(v *View, s State) Finding {
 	}
 	var names []string
 	for _, d := range v.Devices {
-		if m := d.State.MPS; m != nil && !m.External && d.State.ComputeMode == gpu.ComputeDefault && !d.State.MIG && targetsGPU(v, d.UUID) {
+		if m := d.State.MPS; m != nil && !m.External && d.State.ComputeMode == gpu.ComputeDefault && !d.State.MIG && cluster.Lists(v.Target.Devices, d.UUID) {
 			names = append(names, fmt.Sprintf("GPU %d", d.Index))
 		}
 	}
@@ -258,16 +258,6 @@ func computeModeLost(v *View, s State) Finding {
 	}
 	return Finding{Reason: v1alpha1.ReasonComputeModeLost, Message: fmt.Sprintf("%s: in the default compute mode, so a program that is no MPS client "+
 		"can use it without the limits; the agent sets the mode again once nobody uses the GPU, or start nvidia-persistenced", format.List(names))}
-}
-
-// targetsGPU reports whether the target has a desired state for a GPU.
-func targetsGPU(v *View, uuid string) bool {
-	for _, d := range v.Target.Devices {
-		if d.UUID == uuid {
-			return true
-		}
-	}
-	return false
 }
 
 // limitsPending finds pods that keep the MPS limits from before the last change.

@@ -68,7 +68,7 @@ func TestAReplacedGPUReturnsToTheStateInWhichItCame(t *testing.T) {
 
 	c.Policies = nil
 	c.run(400)
-	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+	isForgotten(g, h)
 	g.Expect(h.devices()[1].State.MIG).To(BeFalse())
 	g.Expect(advertised(h)).To(Equal(gpusOnly(2)))
 }
@@ -82,7 +82,7 @@ func TestAChangedGPUWithoutABaselineReturnsToNoMIG(t *testing.T) {
 	h.GPU.Generation++
 	c.Policies = nil
 	c.run(400)
-	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+	isForgotten(g, h)
 	g.Expect(advertised(h)).To(Equal(gpusOnly(2)))
 }
 
@@ -165,7 +165,7 @@ func TestAGPUThatNoPolicySelectedIsLeftAlone(t *testing.T) {
 	by := h.GPU.Status.Devices[1].Sharing
 	c.Policies = nil
 	c.run(400)
-	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+	isForgotten(g, h)
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
 	g.Expect(h.GPU.Status.Devices[1].Sharing).To(Equal(by))
 }
@@ -178,7 +178,7 @@ func TestAGPUThatAFailedPolicyChangedReturnsToItsBaseline(t *testing.T) {
 	h.breaks(h.Labels[v1alpha1.LabelConfig])
 	c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.GPUSelector, p.Spec.Sharing = nil, mig(count("1g", 7)) })
 	d, _ := c.run(600)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
+	isFailed(g, d)
 	g.Expect(h.devices()[1].State.MIG).To(BeFalse())
 	g.Expect(h.devices()[0].State.Instances).To(HaveLen(3))
 }
@@ -328,13 +328,13 @@ func TestWhatARetainingPolicyLeftOutlivesAnother(t *testing.T) {
 			left := h.GPU.Status.Devices[1].Sharing
 			if fails {
 				d, _ := c.run(600)
-				g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
+				isFailed(g, d)
 				g.Expect(h.devices()[0].State.Instances).To(HaveLen(3))
 				g.Expect(h.GPU.Status.Devices[1].Sharing).To(Equal(left))
 			}
 			h.broken, c.Policies = nil, nil
 			c.run(600)
-			g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+			isForgotten(g, h)
 			g.Expect(h.devices()[0].State.MIG).To(BeFalse())
 			g.Expect(h.GPU.Status.Devices[1].Sharing).To(Equal(left))
 		})

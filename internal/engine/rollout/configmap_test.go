@@ -280,7 +280,7 @@ func TestAReleaseEndsWhereTheFormerLabelRequestsAnotherLayout(t *testing.T) {
 				clear(c.writes)
 				d = c.during(2*time.Hour, every)
 				g.Expect(d.Nodes).To(BeEmpty(), "%+v", d.Nodes)
-				g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+				isForgotten(g, h)
 				g.Expect(h.applied).To(Equal([]string{found.label}), "what it makes of the GPUs is the administrator's")
 				g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
 				for kind, n := range c.writes {

@@ -52,7 +52,7 @@ func TestAPodThatComesInSpiteOfTheTaintIsNotEvictedForEver(t *testing.T) {
 			}
 			g.Expect(len(c.evicted)).To(BeNumerically("<=", test.evictions))
 			g.Expect(c.evicted).NotTo(BeEmpty())
-			g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
+			isFailed(g, d)
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
 			g.Expect(d.Nodes[0].Message).To(MatchRegexp("^not idle within 10m0s; tried again once the node is idle; pod user/web-[0-9] is not evicted, since it came in spite of the taint, " +
 				"as another would after it; scale its workload down$"))

@@ -282,11 +282,11 @@ func TestTheStrategyOfANode(t *testing.T) {
 	c.steps(3)
 	g.Expect(h.GPU.Spec.Strategy).To(Equal(v1alpha1.StrategyMIG))
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
+	isFailed(g, d)
 	g.Expect(h.GPU.Spec.Strategy).To(Equal(v1alpha1.StrategyTimeSlicing))
 	c.Policies = nil
 	c.run(60)
-	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+	isForgotten(g, h)
 }
 
 // TestANodeThatLacksAGPUAndIsBeingChangedIsNotBlocked: the change goes on for the other GPUs.

@@ -260,7 +260,7 @@ func TestMIGManagerIsNotWaitedForBecauseAClockWasAhead(t *testing.T) {
 	d := c.during(45*time.Minute, 10*time.Second)
 	g.Expect(d.ConfigureMIGManager).To(BeFalse(), "%+v", d.Nodes)
 	g.Expect(d.Nodes).To(BeEmpty(), "%+v", d.Nodes)
-	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+	isForgotten(g, h)
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
 }
 

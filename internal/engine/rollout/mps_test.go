@@ -126,7 +126,7 @@ func TestNVIDIAsMPSThatNothingAsksForLeavesItsGPUsOpen(t *testing.T) {
 				h.breaks("by-hand")
 				c.setPolicy("research", mps(10))
 				d := c.during(2*time.Hour, 5*time.Second)
-				g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
+				isFailed(g, d)
 			} else {
 				settled(t, c, mps(10))
 				c.Policies = nil
@@ -447,7 +447,7 @@ func TestNFDForbidsTheOverride(t *testing.T) {
 	before := h.copied()
 	c.setPolicy("research", mps(10), evicting)
 	d, _ := c.run(300)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
+	isFailed(g, d)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNodeFeatureIgnored))
 	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("zz-gpu-sharing-a"), ContainSubstring("denyNodeFeatureLabels"),
 		ContainSubstring("nvidia-features-for-a")))
@@ -578,7 +578,7 @@ func TestGFDThatNeverCorrectsItself(t *testing.T) {
 	h.Labels[gfdLabel] = "false" // its pod ends, and what it said stays
 	c.Policies = nil
 	d, _ := c.run(600)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
+	isFailed(g, d)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableStale))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("gpu-operator/nvidia-features-for-a"))
 	g.Expect(h.waits()).To(ContainSubstring(v1alpha1.ReasonMPSCapableStale))

@@ -43,7 +43,7 @@ func TestAChangeIsOneGeneration(t *testing.T) {
 
 	c.Policies = nil
 	c.run(60)
-	g.Expect(h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+	isForgotten(g, h)
 	g.Expect(h.GPU.Status.Rollout).To(Equal(v1alpha1.RolloutStatus{}))
 	g.Expect(h.kstatus(t)).To(Equal(status.CurrentStatus))
 }
@@ -72,7 +72,7 @@ func TestANodeThatBreaksOnceItWasVerified(t *testing.T) {
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(2), 3
 	d, _ := c.run(400)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
+	isFailed(g, d)
 	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(good))
 }
 

@@ -125,7 +125,7 @@ func TestNoNodeIsRebootedTwiceForOneDesiredState(t *testing.T) {
 	c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 	d, _ := c.run(2000)
 	g.Expect(h.reboots).To(HaveLen(1))
-	g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
+	isFailed(g, d)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootInVain))
 	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("rebooted in vain"), HaveSuffix("; rolled back: edit the policy, or "+retryA)))
 	g.Expect(h.devices()[0].PendingMIG).To(BeFalse(), "what was asked of the GPU is taken back")
@@ -174,7 +174,7 @@ func TestWhatANodeThatMustNotBeRebootedSays(t *testing.T) {
 
 			c.tick(15 * time.Minute)
 			d, _ = c.run(100)
-			g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
+			isFailed(g, d)
 			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootRequired))
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
 			g.Expect(h.devices()[0].PendingMIG).To(BeFalse())
@@ -279,7 +279,7 @@ func TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers(t *testing.T) {
 	c.during(30*time.Minute, time.Second)
 	version := c.version["a"]
 	d := c.during(2*time.Hour, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
+	isFailed(g, d)
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("Reboot the node, or set rollout.reboot to IfRequired"))
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
@@ -342,7 +342,7 @@ func TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers(t *testing.T) {
 			version := c.version["a"]
 			d, _ := c.run(4000)
 			g.Expect(d.Nodes).To(HaveLen(1))
-			g.Expect(d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
+			isFailed(g, d)
 			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))

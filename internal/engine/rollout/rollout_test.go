@@ -107,6 +107,14 @@ func TestEachStrategyIsReached(t *testing.T) {
 	}
 }
 
+func isForgotten(g Gomega, h *host) {
+	g.ExpectWithOffset(1, h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+}
+
+func isFailed(g Gomega, d rollout.Decision) {
+	g.ExpectWithOffset(1, d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
+}
+
 // gpusOnly is what a node advertises that has no other resource.
 func gpusOnly(n int64) map[string]int64 { return map[string]int64{"nvidia.com/gpu": n} }
 

@@ -157,7 +157,8 @@ func newSite() *site {
 // withGPUs is a site with one node.
 func withGPUs(models ...sim.Model) (*site, *host) {
 	c := newSite()
-	return c, c.add("a", models...)
+	h := c.add("a", models...)
+	return c, h
 }
 
 func (c *site) add(name string, models ...sim.Model) *host {

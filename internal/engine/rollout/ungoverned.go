@@ -30,8 +30,7 @@ func ungoverned(
 	}
 	v := node.NewView(s, n)
 	until, may := policiesReturn(v)
-	forgets := node.Retained(n.GPU.Spec) && !(may && n.GPU.Spec.Numbering != nil) // that policy names the same GPUs once it is back
-	if unserved || forgets {
+	if unserved || node.Retained(n.GPU.Spec) && (!may || n.GPU.Spec.Numbering == nil) { // by its numbering a policy that returns names the same GPUs
 		return staying(v, selected), node.ReleaseRecorded(n, selected.By), true
 	}
 	if may {

@@ -165,7 +165,7 @@ func TestTheWayBackWaitsForNoWindow(t *testing.T) {
 		c.during(10*time.Minute, 30*time.Second)
 		h.broken = nil
 		d, _ := c.run(200)
-		g.Expect(d.Nodes[0].State).To(Equal(node.Failed))
+		isFailed(g, d)
 		g.Expect(h.devices()[0].State.MIG).To(BeFalse(), "it is rolled back outside of every window")
 	})
 }
