@@ -280,12 +280,17 @@ func (c *site) allocatable(h *host, resource string, chosen map[string]bool) (na
 	return names
 }
 
-// claim allocates a device to a pod, which the kubelet prepares.
-func (c *site) claim(h *host, name, device, class, resource string) {
+// reserve makes the claim of a pod, which was allocated a device.
+func (h *host) reserve(name, device string, classes ...string) {
 	h.Claims = append(h.Claims, dra.Claim{
-		Name: "user/" + name, Classes: []string{class}, Devices: []dra.Allocated{{Pool: h.Name, Device: device}}, Pods: []string{"uid-" + name},
+		Name: "user/" + name, Classes: classes, Devices: []dra.Allocated{{Pool: h.Name, Device: device}}, Pods: []string{"uid-" + name},
 	})
 	slices.SortFunc(h.Claims, func(a, b dra.Claim) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// claim allocates a device to a pod, which the kubelet prepares.
+func (c *site) claim(h *host, name, device, class, resource string) {
+	h.reserve(name, device, class)
 	h.Pods = append(h.Pods, cluster.Pod{
 		Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", GPU: true, Requests: map[string]int64{resource: 1}, Workload: "Deployment user/" + name,
 		Claim: "user/" + name, Scheduled: c.Now, Starting: true,

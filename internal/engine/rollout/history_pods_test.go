@@ -20,6 +20,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 	"github.com/gpusharing/gpu-sharing-operator/test/history"
+	"github.com/gpusharing/gpu-sharing-operator/test/nvidia"
 )
 
 // PodKinds are the kinds of pods of users that use a GPU.
@@ -47,7 +48,7 @@ func (c *run) Start(h *host, kind string, random *rand.Rand) {
 	if len(devices) == 0 {
 		return
 	}
-	index, instance, uuid := random.IntN(len(devices)), gpu.WholeGPU, ""
+	index, of := random.IntN(len(devices)), gpu.Instance{ID: gpu.WholeGPU}
 	d := devices[index]
 	if h.sick[d.UUID] && requests {
 		return
@@ -56,9 +57,9 @@ func (c *run) Start(h *host, kind string, random *rand.Rand) {
 		if len(d.State.Instances) == 0 {
 			return
 		}
-		i := d.State.Instances[random.IntN(len(d.State.Instances))]
-		instance, uuid = i.ID, i.UUID
+		of = d.State.Instances[random.IntN(len(d.State.Instances))]
 	}
+	instance, uuid := of.ID, of.UUID
 	c.serial++
 	name := fmt.Sprintf("%s-%d", kind, c.serial)
 	pod := cluster.Pod{Namespace: "user", Name: name, UID: "uid-" + name, Controller: "ReplicaSet", Scheduled: c.Now}
@@ -75,6 +76,7 @@ func (c *run) Start(h *host, kind string, random *rand.Rand) {
 		pod.InitHolds = true
 	case "claim":
 		pod.Claim = "user/" + name
+		h.reserve(name, nvidia.DeviceName(d, of))
 	}
 	if requests {
 		pod.GPU, pod.Requests, pod.Workload = true, gpusOnly(1), kind
