@@ -201,8 +201,8 @@ func (c *site) otherForGPU0() {
 // TestWhatARetainingPolicyLeftIsNotTakenDownByAnother that selects other GPUs, also where the GPUNode is lost with the
 // kind before it comes: the copy of the baseline names the indexes of no policy that is gone.
 func TestWhatARetainingPolicyLeftIsNotTakenDownByAnother(t *testing.T) {
-	const lost, unwritten = "the GPUNode is lost, and another comes", "the copy was not written, the GPUNode is lost, and another comes"
-	for _, name := range []string{"another comes", lost, unwritten} {
+	const kept, unwritten = "another comes", "the copy was not written, the GPUNode is lost, and another comes"
+	for _, name := range []string{kept, "the GPUNode is lost, and another comes", unwritten} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
 			c, h := toMIG(onGPUs(0, 1), retaining)
@@ -215,12 +215,12 @@ func TestWhatARetainingPolicyLeftIsNotTakenDownByAnother(t *testing.T) {
 				c.run(60)
 			}
 			c.hold(h, "train", 1, h.devices()[1].State.Instances[0].ID)
-			if name != "another comes" {
+			if name != kept {
 				c.loseGPUNode(h)
 			}
 			c.otherForGPU0()
 			c.edit(evicting)
-			if name != "another comes" {
+			if name != kept {
 				c.tick(timing.PoliciesReturn)
 			}
 			c.run(400)
@@ -238,8 +238,7 @@ func TestARetainingPolicyThatIsLostWithTheKindsKeepsItsGPUs(t *testing.T) {
 	for name, with := range map[string]func(*v1alpha1.GPUSharingPolicy){"it retains": retaining, "it restores": evicting} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c := newSite()
-			h := c.add("a", sim.A100, sim.A100, sim.A100)
+			c, h := withGPUs(sim.A100, sim.A100, sim.A100)
 			c.setPolicy("research", mig(count("2g", 3)), onGPUs(1), evicting, with)
 			c.run(200)
 			c.loseGPU(h, 0)

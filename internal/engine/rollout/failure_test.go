@@ -751,11 +751,7 @@ func TestOfWhatTheAgentSaysTheEndIsKept(t *testing.T) {
 // from when the GPU was away, does not ask for that daemon.
 func TestAGPUThatFallsBackToItsBaselineIsOpened(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	c.byHand = mpsByHand(4)
-	h := c.add("a", sim.A100, sim.A100)
-	c.tick(time.Second)
-	c.tick(time.Second)
+	c, h := servedByNVIDIA(g, sim.A100, sim.A100)
 	settled(t, c, v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
 	away := c.loseGPU(h, 1)
 	settled(t, c, timeSlicing(2))

@@ -72,10 +72,10 @@ func TestNVIDIAsMPSDaemonSetIsKeptOff(t *testing.T) {
 }
 
 // servedByNVIDIA is a cluster with a node that is shared by NVIDIA's MPS daemon.
-func servedByNVIDIA(g *WithT) (*site, *host) {
+func servedByNVIDIA(g *WithT, models ...sim.Model) (*site, *host) {
 	c := newSite()
 	c.byHand = mpsByHand(4)
-	h := c.add("a", sim.A100)
+	h := c.add("a", models...)
 	c.tick(time.Second)
 	c.tick(time.Second)
 	g.Expect(h.theirs).NotTo(BeNil())
@@ -89,7 +89,7 @@ func TestNVIDIAsMPSByHand(t *testing.T) {
 	for name, next := range map[string]v1alpha1.Sharing{"MPS": mps(10), "MIG": mig(count("1g", 7)), "time-slicing": timeSlicing(2)} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c, h := servedByNVIDIA(g)
+			c, h := servedByNVIDIA(g, sim.A100)
 			c.hold(h, "client", 0, gpu.WholeGPU)
 			c.tick(time.Minute)
 
@@ -118,7 +118,7 @@ func TestNVIDIAsMPSThatNothingAsksForLeavesItsGPUsOpen(t *testing.T) {
 	for name, fails := range map[string]bool{"the policy goes": false, "it fails": true} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)
-			c, h := servedByNVIDIA(g)
+			c, h := servedByNVIDIA(g, sim.A100)
 			c.Configs = map[string]string{"by-hand": "version: v1\n"}
 			c.Plugin.Configs = maps.Clone(c.Configs)
 			h.Labels[v1alpha1.LabelConfig] = "by-hand"
@@ -271,12 +271,7 @@ func TestALabelThatWasResetOnceLongAgoHindersNoEviction(t *testing.T) {
 // back before the policy goes. The node is ready without it.
 func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
 	g := NewWithT(t)
-	c := newSite()
-	c.byHand = mpsByHand(4)
-	h := c.add("a", sim.A100, sim.A100)
-	c.tick(time.Second)
-	c.tick(time.Second)
-	g.Expect(h.theirs).NotTo(BeNil())
+	c, h := servedByNVIDIA(g, sim.A100, sim.A100)
 	settled(t, c, v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
 
 	c.edit(func(p *v1alpha1.GPUSharingPolicy) {
@@ -604,7 +599,7 @@ func TestNVIDIAsMPSIsLetBackWhereTheDRADriverServes(t *testing.T) {
 // TestANodeThatNVIDIAsMPSServedIsReleasedWhereTheDRADriverServes: beside that driver NVIDIA's MPS daemon does not come back.
 func TestANodeThatNVIDIAsMPSServedIsReleasedWhereTheDRADriverServes(t *testing.T) {
 	g := NewWithT(t)
-	c, h := servedByNVIDIA(g)
+	c, h := servedByNVIDIA(g, sim.A100)
 	c.setPolicy("research", mig(count("1g", 7)))
 	for range 60 {
 		if c.reconcile(); h.GPU.Spec.Baseline != nil {
