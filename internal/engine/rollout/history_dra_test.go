@@ -297,7 +297,8 @@ func (c *run) gpuAwayEvent(random *rand.Rand) {
 			c.leaves(h, p)
 		}
 	}
-	back, gone := h.back(), sim.GPU{}
+	isOther := func(uuid string) bool { return uuid != d.UUID } // which stays, and the operator may change it meanwhile (2^40+1028269)
+	back, gone := slices.DeleteFunc(h.back(), isOther), sim.GPU{}
 	h.hardware.Update(func(n *sim.Node) {
 		n.GPUs[at].Start()
 		gone = n.GPUs[at]
