@@ -17,6 +17,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
+	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
@@ -200,7 +201,7 @@ func awaitPluginEnumerated(v *View) (Result, bool) {
 			return Result{}, false
 		}
 		patch := v.Patch(r.Message)
-		patch.Annotations[v1alpha1.AnnotationInstances] = new(now + "@" + strings.Join(append(plugins, monitorPods(v)...), ","))
+		patch.Annotations[v1alpha1.AnnotationInstances] = new(withoutPods(now, append(plugins, monitorPods(v)...)))
 		r.Next = atOnce(patch)
 		return r, true
 	}
@@ -237,45 +238,40 @@ func (devicePlugin) stampSeen(v *View, patch action.PatchNode) {
 	}
 	now := hashOfInstances(v)
 	switch {
-	case v.Target.ReleasesNode || now == "" && !pluginLeaves(v):
+	case v.Target.ReleasesNode || seesNone(v, selects):
 		if has {
 			patch.Annotations[v1alpha1.AnnotationInstances] = nil
 		}
 	case now != "" && now != seen && (selects || starts || seen == "" && len(leaving) == 0):
-		patch.Annotations[v1alpha1.AnnotationInstances] = new(pluginWillSee(v, now, seen, starts && !selects))
+		patch.Annotations[v1alpha1.AnnotationInstances] = new(pluginWillSee(v, now, seen, selects))
 	}
 }
 
-// pluginWillSee notes the instances that will be seen, and the pods that have to go before they are. A device plugin
-// that is only started again may not have ended, and has then seen others.
-func pluginWillSee(v *View, now, seen string, started bool) string {
-	if started && seen != "" {
+// pluginWillSee notes the instances that will be seen, and the pods that go before: DCGM's, but on a node that is taken
+// over as it is, and a device plugin that has seen others (it may not have ended), or none.
+func pluginWillSee(v *View, now, seen string, selects bool) string {
+	good := v.Node.GPU.Status.Rollout.LastGood
+	came := func(d gpu.Device) bool { return len(d.State.Instances) > 0 && !cluster.Lists(good.Devices, d.UUID) }
+	switch {
+	case !selects && (seen != "" || good != nil && slices.ContainsFunc(v.Devices, came)):
 		return withoutPods(now, append(pluginPodUIDs(v), monitorPods(v)...))
-	}
-	return withMonitors(v, now, seen)
-}
-
-// pluginLeaves reports whether a pod that has to go is still there.
-func pluginLeaves(v *View) bool {
-	_, leaving := enumeratedInstances(v)
-	return slices.ContainsFunc(v.Node.Pods, func(p cluster.Pod) bool { return slices.Contains(leaving, p.UID) })
-}
-
-// withMonitors adds to the instances that the device plugin will see the pods of DCGM, which have seen others. It is
-// left alone on a node that is taken over as it is.
-func withMonitors(v *View, now, seen string) string {
-	uids := monitorPods(v)
-	if seen == "" && v.Node.GPU.Status.Rollout.LastGood == nil {
+	case seen == "" && good == nil:
 		return now
 	}
-	return withoutPods(now, uids)
+	return withoutPods(now, monitorPods(v))
+}
+
+// seesNone reports whether there are no instances, and what has seen any is gone, or looks again.
+func seesNone(v *View, selects bool) bool {
+	seen, leaving := enumeratedInstances(v)
+	leaves := slices.ContainsFunc(v.Node.Pods, func(p cluster.Pod) bool { return slices.Contains(leaving, p.UID) })
+	return hashOfInstances(v) == "" && !leaves && (seen == "" || selects || len(pluginPodUIDs(v)) == 0)
 }
 
 // recordPluginRestart has the device plugin started anew where it does not advertise what it must: it has not seen the
 // MIG instances, or it started while the config had another content. It does so once for the config and the instances
-// of a boot, and never where the plugin reports devices as unhealthy: a plugin that starts anew offers those again. One
-// that has been started lately is left alone: then that is not why. The patch has awaitPluginEnumerated delete the
-// pods.
+// of a boot, and never where the plugin reports devices as unhealthy: a plugin that starts anew offers those again. The
+// patch has awaitPluginEnumerated delete the pods.
 func recordPluginRestart(v *View) (actions []action.Action, after time.Duration) {
 	applied := condition.IsTrue(v.Node.GPU.Status.Conditions, v1alpha1.ConditionApplied)
 	if v.Node.Annotations[v1alpha1.AnnotationRestarted] == restartOccasion(v) || len(v.Node.Unhealthy(v.Target.Expected)) > 0 || !applied || !restartReadsConfig(v) {
@@ -287,7 +283,7 @@ func recordPluginRestart(v *View) (actions []action.Action, after time.Duration)
 	}
 	patch := v.Patch("starting NVIDIA's device plugin anew, since it does not advertise what it must")
 	patch.Annotations[v1alpha1.AnnotationRestarted] = new(restartOccasion(v))
-	patch.Annotations[v1alpha1.AnnotationInstances] = new(hashOfInstances(v) + "@" + strings.Join(pluginPodUIDs(v), ","))
+	patch.Annotations[v1alpha1.AnnotationInstances] = new(withoutPods(hashOfInstances(v), pluginPodUIDs(v)))
 	restartsLate(v, patch)
 	return []action.Action{patch}, 0
 }

@@ -164,7 +164,7 @@ func enumeratedInstances(v *View) (seen string, leaving []string) {
 	return seen, leaving
 }
 
-// withoutPods notes instances that are seen once the pods with these UIDs are gone.
+// withoutPods notes instances that are seen once these pods are gone.
 func withoutPods(instances string, uids []string) string {
 	if len(uids) == 0 {
 		return instances

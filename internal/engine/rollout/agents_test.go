@@ -135,8 +135,7 @@ func TestMIGManagerMayTakeTheAgentAway(t *testing.T) {
 		away = away || !h.AgentReady
 	}
 	g.Expect(away).To(BeTrue())
-	d, _ := w.run(10)
-	isUpToDate(g, d.Nodes[0])
+	w.settles(g, 10)
 	g.Expect(reasons[v1alpha1.ReasonAgentNotReporting]).To(BeFalse())
 	g.Expect(h.applied).NotTo(BeEmpty())
 }

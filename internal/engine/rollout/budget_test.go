@@ -183,8 +183,7 @@ func TestANonDisruptiveChangeCostsOnePatchOfTheNodeAndDisturbsNobody(t *testing.
 	c.hold(h, "train", 0, -1)
 	clear(c.writes)
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
-	d, _ := c.run(60)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 60)
 	g.Expect(advertised(h)).To(Equal(gpusOnly(16)))
 	g.Expect(c.writes).To(Equal(map[string]int{
 		"action.WriteConfigs": 1, "action.TriggerSync": 2, "action.PatchNode": 1, "action.SetSpec": 1, "action.Report": 1,

@@ -92,8 +92,7 @@ func TestAFailureOfTheFutureIsTriedAgainOnce(t *testing.T) {
 	c.ahead, h.broken = 0, nil
 	c.Policies[0].Generation++
 	clear(c.writes)
-	d := c.during(2*time.Hour, time.Minute)
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, c.during(2*time.Hour, time.Minute).Nodes[0])
 	g.Expect(c.writes["action.SetSpec"]).To(BeNumerically("<", 6))
 }
 

@@ -163,9 +163,7 @@ func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
 			h := c.hosts["n0"]
 			if of.standAlone {
 				c.Plugin.ClusterPolicy = false
-				h.Labels, h.Pods = map[string]string{v1alpha1.LabelRunsAgent: "true"}, []cluster.Pod{{
-					Namespace: "nvidia", Name: "plugin", UID: "plugin", Controller: "DaemonSet", MountsConfig: true, Scheduled: c.Now, Serves: true,
-				}}
+				h.Labels, h.Pods = map[string]string{v1alpha1.LabelRunsAgent: "true"}, []cluster.Pod{pluginAlone("plugin", c.Now)}
 			}
 			c.steps(1)
 			late := func() rollout.Decision {

@@ -124,8 +124,7 @@ func TestAResourceThatAnotherPartitionerLeftBehindCountsForMinutes(t *testing.T)
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonSlicerActive))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("The operator takes the node over at"))
 	g.Expect(h.Taints).To(BeEmpty())
-	d = c.during(4*time.Minute, 10*time.Second)
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, c.during(4*time.Minute, 10*time.Second).Nodes[0])
 	h.OtherPartitioner = "mig.das.com/1g.5gb"
 	g.Expect(c.reconcile().Nodes[0].State).To(Equal(node.Unsupported), "it is back")
 }
@@ -163,8 +162,7 @@ func TestASignCountsThoughAnEarlierOneIsRecorded(t *testing.T) {
 	h.OtherPartitioner = ""
 	d := c.during(4*time.Minute, 10*time.Second)
 	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
-	d = c.during(3*time.Minute, 10*time.Second)
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, c.during(3*time.Minute, 10*time.Second).Nodes[0])
 }
 
 // TestASignCountsForAPolicyThatComesJustAfterIt: the record of the other controller went with the policy that was there

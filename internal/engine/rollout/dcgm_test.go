@@ -198,8 +198,7 @@ func TestValidatorsGoBeforeInstancesAreDestroyed(t *testing.T) {
 	h.Pods[len(h.Pods)-1].Validator = true
 	w.Policies[0].Spec.Sharing, w.Policies[0].Generation = mig(count("3g", 2)), 2
 	w.tick(time.Minute)
-	d, _ := w.run(60)
-	isUpToDate(g, d.Nodes[0])
+	w.settles(g, 60)
 	g.Expect(w.evicted).To(BeEmpty())
 	g.Expect(w.writes).To(HaveKey("action.DeletePod"))
 }
@@ -230,8 +229,7 @@ func TestReadyOutlastsThePluginsFirstMoment(t *testing.T) {
 				check()
 				w.tick(time.Second)
 			}
-			d, _ := w.run(5)
-			isUpToDate(g, d.Nodes[0])
+			w.settles(g, 5)
 			w.deletePod(h, h.of(pluginLabel).UID)
 			w.settle(h)
 			check()

@@ -189,8 +189,7 @@ func TestAPodThatWaitsForAnotherDriverBlocksNothing(t *testing.T) {
 		Namespace: "user", Name: "domain", UID: "uid-domain", Controller: "ReplicaSet", Scheduled: c.Now.Add(-time.Hour), Starting: true,
 	})
 	c.reshare(mig(count("2g", 3)))
-	d, _ := c.run(240)
-	isUpToDate(g, one(d))
+	c.settles(g, 240)
 	g.Expect(c.evicted).To(BeEmpty())
 }
 
@@ -283,8 +282,7 @@ func TestAPodThatNobodyMakesAgainIsEvictedFromItsClaim(t *testing.T) {
 	c.claim(h, "train", "gpu-0", "gpu.nvidia.com", "nvidia.com/gpu")
 	h.Claims[0].Shared = true
 	h.pod("train").Controller = ""
-	d, _ := c.run(240)
-	isUpToDate(g, one(d))
+	c.settles(g, 240)
 	g.Expect(c.evicted).To(ConsistOf("train"))
 }
 

@@ -98,8 +98,7 @@ func TestInstancesAreAddedBesidePodsThatRun(t *testing.T) {
 	was, _ := h.Published.Named(device)
 	clear(c.writes)
 	c.reshare(mig(count("1g", 4)))
-	d, _ := c.run(120)
-	isUpToDate(g, one(d))
+	c.settles(g, 120)
 	g.Expect(c.writes).NotTo(HaveKey("action.TaintDevices"))
 	g.Expect(c.evicted).To(BeEmpty())
 	is, _ := h.Published.Named(device)
@@ -115,8 +114,7 @@ func TestARepartitionKeepsAPodOnItsInstance(t *testing.T) {
 	device := c.allocate(h, "train", "nvidia.com/mig-1g.5gb")
 	was, _ := h.Published.Named(device)
 	c.reshare(mig(count("1g", 1), count("2g", 2)))
-	d, _ := c.run(120)
-	isUpToDate(g, one(d))
+	c.settles(g, 120)
 	g.Expect(c.evicted).To(BeEmpty())
 	is, _ := h.Published.Named(device)
 	g.Expect(is).To(Equal(was))
@@ -455,8 +453,7 @@ func TestAClassOfTheAdministratorIsUsed(t *testing.T) {
 	g := NewWithT(t)
 	c, h := evictingOnDRA()
 	c.setClass(dra.Class{Name: "small", Resource: "nvidia.com/mig-1g.5gb"})
-	d, _ := c.run(120)
-	isUpToDate(g, one(d))
+	c.settles(g, 120)
 	g.Expect(c.classes()).To(HaveLen(2))
 	g.Expect(c.allocate(h, "train", "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
 	c.end(h, "train")
@@ -504,8 +501,7 @@ func TestAClassThatLostItsResourceBeforeTheFirstChangeIsWrittenAgain(t *testing.
 	g := NewWithT(t)
 	c, h := evictingOnDRA()
 	c.setClass(dra.Class{Name: "gpusharing-mig-1g.5gb", Own: true, Selector: dra.ForInstances("1g.5gb").Selector})
-	d, _ := c.run(120)
-	isUpToDate(g, one(d))
+	c.settles(g, 120)
 	g.Expect(c.allocate(h, "train", "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
 }
 
@@ -602,8 +598,7 @@ func TestEachNodeByWhatServesIt(t *testing.T) {
 	g.Expect(plugin.DevicesTaintedAt).To(BeZero())
 
 	c.switchOver(plugin, true)
-	d = c.during(2*time.Minute, time.Second)
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, c.during(2*time.Minute, time.Second).Nodes[0])
 	g.Expect(plugin.Labels).NotTo(HaveKey(v1alpha1.LabelConfig), "nothing reads it there any more")
 
 	plugin.Labels[pluginLabel] = "true"
@@ -613,8 +608,7 @@ func TestEachNodeByWhatServesIt(t *testing.T) {
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring(" of NVIDIA's DRA driver and the device plugin offer its GPUs. Drain it, then label it nvidia.com/gpu.deploy.device-plugin=false or "))
 
 	c.switchOver(plugin, false)
-	d = c.during(10*time.Minute, time.Second)
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, c.during(10*time.Minute, time.Second).Nodes[0])
 	g.Expect(plugin.Labels).To(HaveKey(v1alpha1.LabelConfig))
 
 	c.Policies = nil

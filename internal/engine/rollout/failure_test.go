@@ -138,8 +138,7 @@ func TestAChangeDoesNotFailByTheClusterPolicyOfAnother(t *testing.T) {
 
 	c.Plugin.Ready, c.Plugin.Message, c.Plugin.Overruled = true, "", c.Now
 	h.broken, h.plugin.running = nil, false
-	d, _ = c.run(60)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 60)
 }
 
 // TestAnotherMPSRootOfTheClusterPolicyIsNamed: NVIDIA's device plugin waits for daemons where nobody starts them.
@@ -265,14 +264,12 @@ func TestOnlyBlockersAreEvicted(t *testing.T) {
 	// One instance of the first GPU has to go: a free one does, and nobody is evicted.
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("2g", 2)), 2
 	evicting(&c.Policies[0])
-	d, _ := c.run(60)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 60)
 	g.Expect(c.evicted).To(BeEmpty())
 
 	// Room for a large instance has to be made on both GPUs: one holder blocks the change, the other does not.
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("4g", 1), count("2g", 1)), 3
-	d, _ = c.run(60)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 60)
 	g.Expect(c.evicted).To(Equal([]string{"inside"}))
 }
 
@@ -313,8 +310,7 @@ func TestNeverWaitsWithoutATaint(t *testing.T) {
 	c.steps(2)
 	g.Expect(h.Taints).To(BeEmpty(), "another controller was quicker")
 	c.end(h, "quick")
-	d, _ = c.run(60)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 60)
 }
 
 // TestTimeInWhichAGPUWasInUseIsNoTimeOfTheAgent: a pod comes in the middle, and the policy evicts nobody.
@@ -375,8 +371,7 @@ func TestAnAgentLostInTheMiddleIsWaitedFor(t *testing.T) {
 	g.Expect(h.Taints).NotTo(BeEmpty(), "the GPUs may be half-way")
 	g.Expect(d.Policies["research"].Nodes.Changing).To(Equal(int32(1)))
 	h.AgentReady = true
-	d, _ = c.run(60)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 60)
 	g.Expect(h.Taints).To(BeEmpty())
 }
 

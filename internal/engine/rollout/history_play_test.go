@@ -12,8 +12,6 @@ import (
 	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
@@ -268,11 +266,7 @@ func (c *run) standAlone() {
 			continue
 		}
 		c.serial++
-		name := fmt.Sprint("plugin-", c.serial)
-		h.Pods = append(h.Pods, cluster.Pod{
-			Namespace: "nvidia", Name: name, UID: name, Controller: "DaemonSet", NVIDIA: true, MountsConfig: true, Scheduled: c.Now, Serves: true,
-			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-		})
+		h.Pods = append(h.Pods, pluginAlone(fmt.Sprint("plugin-", c.serial), c.Now))
 		h.plugin.running, h.plugin.seen = false, maps.Clone(c.Configs)
 	}
 }

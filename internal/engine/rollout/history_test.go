@@ -153,10 +153,7 @@ func (c *run) machine(name string, random *rand.Rand) {
 	h.Created = c.Now
 	if !c.Plugin.ClusterPolicy {
 		h.Labels = map[string]string{"kubernetes.io/hostname": name, "pool": h.pool}
-		h.Pods = []cluster.Pod{{
-			Namespace: "nvidia", Name: "plugin-" + name, UID: "plugin-" + name, Controller: "DaemonSet", NVIDIA: true, MountsConfig: true,
-			Scheduled: c.Now, Serves: true, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-		}}
+		h.Pods = []cluster.Pod{pluginAlone("plugin-"+name, c.Now)}
 		h.plugin.running = false
 	}
 	if one(2) && c.Plugin.ClusterPolicy {

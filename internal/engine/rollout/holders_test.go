@@ -313,8 +313,7 @@ func TestAGPUThatAnInitContainerHoldsIsInUse(t *testing.T) {
 	g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/warm-up (a GPU, by an init container)"))
 	h.Pods[len(h.Pods)-1].InitHolds = false
-	d, _ = c.run(60)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 60)
 }
 
 // TestTheSuccessorOfAPodIsNotEvictedForWhatThatHolds: the kubelet, and so the agent, tells pods by name.
@@ -339,8 +338,7 @@ func TestTheSuccessorOfAPodIsNotEvictedForWhatThatHolds(t *testing.T) {
 				h.holds(h.devices()[1].UUID, gpu.WholeGPU, "web-0")
 				h.report()
 			}
-			d, _ := c.run(60)
-			isUpToDate(g, d.Nodes[0])
+			c.settles(g, 60)
 			g.Expect(c.evicted).To(BeEmpty())
 		})
 	}
@@ -415,8 +413,7 @@ func TestAGPUThatAClaimHoldsIsInUse(t *testing.T) {
 	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/train (GPUs, by ResourceClaim user/one-gpu)"))
 	h.Pods[len(h.Pods)-1].Claim = ""
 	c.version[h.Name]++
-	d, _ = c.run(60)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 60)
 }
 
 func TestOnlyInitContainersBeforeTheirEndHoldUnreportedGPUs(t *testing.T) {

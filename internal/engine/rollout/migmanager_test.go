@@ -132,8 +132,7 @@ func TestMIGManagerLeavesAloneWhatIsNotItsBusiness(t *testing.T) {
 	sharing.MIG.Layouts[0].GPUs = &v1alpha1.GPUMatch{Indexes: []int32{1}}
 	sharing.MIG.Layouts = append(sharing.MIG.Layouts, byManager(count("1g", 7)).MIG.Layouts...)
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = sharing, 2
-	d, _ := c.run(400)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 400)
 	g.Expect(c.evicted).To(Equal([]string{"other"}), "the GPU whose layout changes is cleared, the other one is not")
 	g.Expect(h.mistakes).To(BeEmpty())
 	g.Expect(h.devices()[0].Holders).To(HaveLen(1))
@@ -238,16 +237,14 @@ func TestTheActuatorMayChange(t *testing.T) {
 	sharing.MIG.Layouts[0].GPUs = &v1alpha1.GPUMatch{Indexes: []int32{1}}
 	sharing.MIG.Layouts = append(sharing.MIG.Layouts, byManager(count("1g", 7)).MIG.Layouts...)
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = sharing, 2
-	d, _ := c.run(400)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 400)
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"))
 	g.Expect(h.mistakes).To(BeEmpty())
 	g.Expect(h.devices()[0].State.Instances[0].UUID).To(Equal(kept.UUID), "when it comes back it finds that nothing is to be done")
 	g.Expect(c.evicted).To(BeEmpty())
 
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("1g", 7)), 3
-	d, _ = c.run(400)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 400)
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "false"))
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "gpu-sharing-operator"), "nothing of mig-manager's is there")
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelMIGConfigState))
@@ -341,8 +338,7 @@ func releasedTo(g Gomega, c *site, name string) *host {
 	}
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
 	c.setPolicy("research", byManager(count("2g", 3)), evicting)
-	d := c.during(5*time.Minute, time.Second)
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, c.during(5*time.Minute, time.Second).Nodes[0])
 	c.Policies = nil
 	for range 400 {
 		if c.reconcile(); h.Labels[v1alpha1.LabelMIGConfig] == name {

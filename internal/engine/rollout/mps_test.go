@@ -223,8 +223,7 @@ func TestNVIDIAsMPSThatAnothersConfigurationStartsIsLeft(t *testing.T) {
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfigLabelReset), d.Nodes[0].Message)
 
 	c.tick(d.After)
-	d = c.during(10*time.Minute, 10*time.Second)
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, c.during(10*time.Minute, 10*time.Second).Nodes[0])
 	g.Expect(h.theirs).To(BeNil(), "set again after an hour, and nobody objects any more")
 }
 
@@ -244,8 +243,7 @@ func TestClientsOfAnothersConfigurationAreNotEvictedEachHour(t *testing.T) {
 	g.Expect(h.isKept()).To(BeFalse())
 	delete(h.Labels, v1alpha1.LabelConfig)
 	c.end(h, "client")
-	d := c.during(2*time.Hour, 10*time.Second)
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, c.during(2*time.Hour, 10*time.Second).Nodes[0])
 }
 
 // TestALabelThatWasResetOnceLongAgoHindersNoEviction: days later it is reset once more.
@@ -262,8 +260,7 @@ func TestALabelThatWasResetOnceLongAgoHindersNoEviction(t *testing.T) {
 	delete(h.Labels, v1alpha1.LabelConfig)
 	c.tick(time.Second)
 	c.hold(h, "client", 0, gpu.WholeGPU)
-	d := c.during(time.Hour, 10*time.Second)
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, c.during(time.Hour, 10*time.Second).Nodes[0])
 	g.Expect(c.evicted).NotTo(BeEmpty())
 }
 
@@ -278,8 +275,7 @@ func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
 		p.Spec.Sharing = mig(count("3g", 2))
 		onGPUs(0)(p)
 	})
-	d, _ := c.run(400)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 400)
 	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-3g.20gb": 2, "nvidia.com/gpu": 1}))
 
 	released(t, c)
@@ -381,8 +377,7 @@ func TestAClientOfNVIDIAsMPSOnAnotherGPUIsWaitedFor(t *testing.T) {
 	g.Expect(h.Taints).To(BeEmpty())
 
 	c.end(h, "other")
-	d, _ = c.run(300)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 300)
 	g.Expect(c.killed).To(BeEmpty())
 }
 
@@ -498,9 +493,7 @@ func standAlone() (*site, *host) {
 	c.Plugin.ClusterPolicy, c.Plugin.NodeFeatures = false, false
 	h := c.add("a", sim.A100)
 	h.Labels = map[string]string{"kubernetes.io/hostname": "a"}
-	h.Pods = []cluster.Pod{{
-		Namespace: "nvidia", Name: "plugin", UID: "plugin", Controller: "DaemonSet", MountsConfig: true, Scheduled: c.Now,
-	}}
+	h.Pods = []cluster.Pod{pluginAlone("plugin", c.Now)}
 	c.advertise(h)
 	return c, h
 }
@@ -618,8 +611,7 @@ func TestANodeThatNVIDIAsMPSServedIsReleasedWhereTheDRADriverServes(t *testing.T
 func sharedByMPS(g *WithT) (*site, *host) {
 	c, h := withGPUs(sim.A100)
 	c.setPolicy("research", mps(4))
-	d, _ := c.run(100)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 100)
 	h.Pods = append(h.Pods, cluster.Pod{Namespace: "team-a", Name: "train", UID: "1"}, cluster.Pod{Namespace: "team-b", Name: "infer", UID: "2"})
 	return c, h
 }

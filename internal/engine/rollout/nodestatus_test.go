@@ -26,8 +26,7 @@ func TestAChangeIsOneGeneration(t *testing.T) {
 	g := NewWithT(t)
 	c, h := slicing()
 	found := h.GPU.Generation
-	d, _ := c.run(60)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 60)
 	g.Expect(h.GPU.Generation).To(Equal(found + 1))
 	first := h.GPU.Spec.ConfigName
 	g.Expect(h.GPU.Status.Rollout.LastGood.ConfigName).To(Equal(first))
@@ -36,8 +35,7 @@ func TestAChangeIsOneGeneration(t *testing.T) {
 	c.steps(1)
 	g.Expect(h.GPU.Generation).To(Equal(found + 2))
 	g.Expect(h.GPU.Status.Rollout.LastGood.ConfigName).To(Equal(first))
-	d, _ = c.run(60)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 60)
 	g.Expect(h.GPU.Generation).To(Equal(found + 2))
 	g.Expect(h.GPU.Status.Rollout.LastGood.ConfigName).To(Equal(h.GPU.Spec.ConfigName))
 
@@ -83,8 +81,7 @@ func TestADesiredStateThatAUserEditsIsVerifiedAnew(t *testing.T) {
 	c.run(60)
 	h.GPU.Spec.ConfigName = "mine"
 	h.GPU.Generation++
-	d, _ := c.run(60)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 60)
 	g.Expect(h.GPU.Status.Rollout.LastGood.ConfigName).To(Equal(h.GPU.Spec.ConfigName))
 }
 

@@ -255,8 +255,7 @@ func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
 	g.Expect(advertised(h)).To(Equal(gpusOnly(1)))
 	g.Expect(h.reboots).To(BeEmpty())
 	c.Policies[0].Spec.Rollout.Paused = false
-	d, _ := c.run(400)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 400)
 	g.Expect(h.reboots).To(HaveLen(1))
 }
 

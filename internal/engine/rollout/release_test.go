@@ -307,8 +307,7 @@ func TestAFailedNodeIsTriedAgain(t *testing.T) {
 			g.Expect(d.Nodes[0].State).To(Equal(node.Failed), "not by itself")
 			g.Expect(d.Nodes[0].Message).To(HaveSuffix("restart the kubelet; rolled back; retry by gpusharing.io/retry"))
 			again(c, h)
-			d, _ = c.run(60)
-			isUpToDate(g, d.Nodes[0])
+			c.settles(g, 60)
 			g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 		})
 	}
@@ -347,8 +346,7 @@ func TestAnotherAttemptHasItsOwnTimeToAdvertise(t *testing.T) {
 	d = c.during(time.Minute, time.Second)
 	g.Expect(d.Nodes[0].State).To(Equal(node.Verifying), d.Nodes[0].Message)
 	h.broken = nil
-	d = c.during(5*time.Minute, time.Second)
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, c.during(5*time.Minute, time.Second).Nodes[0])
 	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 }
 
@@ -377,8 +375,7 @@ func TestAPolicyThatIsCreatedAgainHasItsOwnTimeToBeOffered(t *testing.T) {
 			d := c.during(timing.VerifyTimeout-time.Minute, 10*time.Second)
 			g.Expect(d.Nodes[0].State).To(Equal(node.Verifying), d.Nodes[0].Message)
 			h.broken, h.driver.broken, h.driver.uid, h.plugin.running = nil, false, "", false
-			d = c.during(time.Minute, time.Second)
-			isUpToDate(g, d.Nodes[0])
+			isUpToDate(g, c.during(time.Minute, time.Second).Nodes[0])
 			g.Expect(h.instances()).To(Equal(instances))
 		})
 	}

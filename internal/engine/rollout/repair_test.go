@@ -207,8 +207,7 @@ func TestAChangeWaitsForAMIGManagerAtWork(t *testing.T) {
 	g.Expect(h.Taints).To(BeEmpty())
 	h.Labels[stateLabel] = "success"
 	c.held(h)
-	d, _ = c.run(60)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 60)
 }
 
 func TestAStopOfTheDriversManagerIsLeftAlone(t *testing.T) {

@@ -111,6 +111,12 @@ func isForgotten(g Gomega, h *host) {
 	g.ExpectWithOffset(1, h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 }
 
+// settles reconciles until nothing is left to do, and expects that the first node is as its policy asks.
+func (c *site) settles(g Gomega, reconciles int) {
+	d, _ := c.run(reconciles)
+	g.ExpectWithOffset(1, d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
+}
+
 func isFailed(g Gomega, d rollout.Decision) {
 	g.ExpectWithOffset(1, d.Nodes[0].State).To(Equal(node.Failed), d.Nodes[0].Message)
 }

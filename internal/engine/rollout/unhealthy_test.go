@@ -4,6 +4,8 @@
 package rollout_test
 
 import (
+	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
+	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -99,8 +102,7 @@ func TestThePluginIsRestartedBeforeAChangeFailsByWhatItRead(t *testing.T) {
 		c.tick(time.Second)
 	}
 	g.Expect(advertised(h)).To(Equal(gpusOnly(1)))
-	d := c.during(10*time.Minute, 10*time.Second)
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, c.during(10*time.Minute, 10*time.Second).Nodes[0])
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 }
 
@@ -146,8 +148,7 @@ func TestThePluginIsRestartedThoughAFormerResourceHasCapacity(t *testing.T) {
 	d = c.reconcile()
 	g.Expect(d.Nodes[0].State).To(Equal(node.Degraded))
 	g.Expect(d.Nodes[0].Message).NotTo(ContainSubstring("unhealthy"))
-	d = c.during(time.Minute, time.Second)
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, c.during(time.Minute, time.Second).Nodes[0])
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 }
 
@@ -220,4 +221,40 @@ func TestAPluginThatIsStartedBeforeItEndedIsRestartedForNewInstances(t *testing.
 			g.Expect(h.plugin.uuids).To(ConsistOf(h.instances()))
 		})
 	}
+}
+
+// pluginAlone is a pod of NVIDIA's device plugin where there is no GPU Operator.
+func pluginAlone(name string, now time.Time) cluster.Pod {
+	return cluster.Pod{
+		Namespace: "nvidia", Name: name, UID: name, Controller: "DaemonSet", NVIDIA: true, MountsConfig: true, Scheduled: now, Serves: true,
+		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+	}
+}
+
+// TestAStandAlonePluginLooksAgainWhereItsConfigurationStays: nothing stops it, and nobody selects another key, where the change of a GPU that has
+// come instead of another one is undone and made again (2^40+1035764).
+func TestAStandAlonePluginLooksAgainWhereItsConfigurationStays(t *testing.T) {
+	g := NewWithT(t)
+	c, h := standAlone()
+	c.setPolicy("research", mig(count("2g", 3)))
+	rests := func() (d rollout.Decision) {
+		for at := range 600 {
+			if d = c.during(time.Second, time.Second); len(h.Pods) == 0 {
+				h.Pods = append(h.Pods, pluginAlone(fmt.Sprint(at), c.Now))
+				h.plugin.running, h.plugin.seen = false, maps.Clone(c.Configs)
+			}
+		}
+		return d
+	}
+	isUpToDate(g, rests().Nodes[0])
+	h.remember()
+	h.swap(0, sim.A100, 1)
+	h.hardware.Update(func(n *sim.Node) { n.Boot++ })
+	h.plugin.running = false
+	h.broken = func(cluster.Snapshot) bool { return h.devices()[0].State.MIG }
+	isFailed(g, rests())
+	h.broken = nil
+	g.Expect(advertised(h)).To(Equal(gpusOnly(1)))
+	h.annotate(v1alpha1.AnnotationRetry, "1")
+	isUpToDate(g, rests().Nodes[0])
 }

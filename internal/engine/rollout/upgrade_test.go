@@ -293,8 +293,7 @@ func TestDriverUpgrade(t *testing.T) {
 			g.Expect(h.upgrade.stuck).To(BeEmpty())
 			g.Expect(h.upgrade.goesOn()).To(BeFalse())
 			g.Expect(advertised(h)).To(Equal(want))
-			d, _ := w.run(10)
-			isUpToDate(g, d.Nodes[0])
+			w.settles(g, 10)
 			g.Expect(reasons).To(HaveKey(v1alpha1.ReasonDriverUpgrade))
 			if !c.upgrade.byHand { // where nothing tells what goes on once the module is unloaded
 				g.Expect(reasons).NotTo(HaveKey(v1alpha1.ReasonAgentNotReporting))
@@ -328,8 +327,7 @@ func TestTheAgentThatHasAnsweredAfterAnUpgradeIsLost(t *testing.T) {
 	}
 	g.Expect(h.upgrade.goesOn()).To(BeFalse())
 	h.AgentReady = true
-	d, _ := w.run(100)
-	isUpToDate(g, d.Nodes[0])
+	w.settles(g, 100)
 }
 
 // TestAPolicyThatChangesDuringAnUpgradeIsNoFight: the node selects the former configuration until the upgrade is over,
@@ -345,8 +343,7 @@ func TestAPolicyThatChangesDuringAnUpgradeIsNoFight(t *testing.T) {
 		w.steps(1)
 		g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOverruled))
 	}
-	d, _ := w.run(100)
-	isUpToDate(g, d.Nodes[0])
+	w.settles(g, 100)
 	g.Expect(h.upgrade.goesOn()).To(BeFalse())
 }
 
@@ -412,8 +409,7 @@ func TestMaintenanceHoldsNoSlotForEver(t *testing.T) {
 	g.Expect(a.isKept()).To(BeFalse(), "what its users still lack is not the operator's")
 	a.hardware.Fail = nil
 	a.Labels[upgradeLabel] = "upgrade-done"
-	d, _ = w.run(60)
-	isUpToDate(g, d.Nodes[0])
+	w.settles(g, 60)
 	a.leftNothing(g)
 }
 
@@ -437,8 +433,7 @@ func TestAnAgentThatDoesNotReturnFromAnUpgradeKeepsNoOperandsStopped(t *testing.
 	g.Expect(c.writes).To(BeEmpty())
 	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonAgentNotReporting))
 	h.AgentReady = true
-	d, _ = c.run(120)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 120)
 	h.leftNothing(g)
 }
 
@@ -459,8 +454,7 @@ func TestAfterLongMaintenanceOperandsStayStoppedUntilTheAgentAnswers(t *testing.
 		c.tick(10 * time.Second)
 	}
 	h.lags = false
-	d, _ := c.run(120)
-	isUpToDate(g, d.Nodes[0])
+	c.settles(g, 120)
 	h.leftNothing(g)
 }
 
