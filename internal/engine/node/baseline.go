@@ -91,6 +91,7 @@ func unsavedBaseline(v *View) (action.PatchNode, bool) {
 		return patch, false // nothing but the label of the Node changes, and that patch has the copy
 	}
 	saveBaselineCopy(v, patch)
+	noteSeen(v, patch)
 	return patch, len(patch.Annotations) > 0
 }
 

@@ -17,7 +17,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/action"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/timing"
-	"github.com/gpusharing/gpu-sharing-operator/internal/gpu"
 	"github.com/gpusharing/gpu-sharing-operator/internal/gpu/plan"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/condition"
 	"github.com/gpusharing/gpu-sharing-operator/internal/kube/format"
@@ -180,22 +179,24 @@ func restartPlugin(v *View, why string, which func(cluster.Pod) bool) (actions [
 	return actions, after
 }
 
-// unseenInstances is why the device plugin is started anew.
+// unseenInstances is why it is started anew.
 const unseenInstances = "it has not seen the MIG instances that are there"
 
-// pluginRereads is why it is started anew on a node without any.
+// pluginRereads is why on a node without any.
 const pluginRereads = "it does not advertise what the configuration that the node selects promises"
 
-// awaitPluginEnumerated has the device plugin look again where the MIG instances are not those that it has seen. To
-// start it anew is the least that does: nothing signals it under the same key, and any other key would be advertised
-// meanwhile. Pods that run keep what they hold.
+const startsAnew = "starting NVIDIA's device plugin anew, since it does not advertise what it must"
+
+// awaitPluginEnumerated has the device plugin look again where the MIG instances are not those that it has seen: it is
+// started anew. Nothing signals it under the same key, and another would be advertised meanwhile. Pods that run keep
+// what they hold.
 func awaitPluginEnumerated(v *View) (Result, bool) {
-	seen, leaving := enumeratedInstances(v)
+	seen, leaving, known := enumeratedInstances(v)
 	r := Result{
 		State: Selecting, Reason: v1alpha1.ReasonSelecting,
 		Message: "starting NVIDIA's device plugin anew, since the MIG instances are not those that it has seen",
 	}
-	if now := hashOfInstances(v); seen != "" && seen != now {
+	if now := hashOfInstances(v); known && seen != now {
 		plugins := pluginPodUIDs(v)
 		if len(plugins) == 0 { // it may have come, and looked, without our knowing yet
 			return Result{}, false
@@ -207,7 +208,7 @@ func awaitPluginEnumerated(v *View) (Result, bool) {
 	}
 	why := unseenInstances
 	if hashOfInstances(v) == "" {
-		why, r.Message = pluginRereads, "starting NVIDIA's device plugin anew, since it does not advertise what it must"
+		why, r.Message = pluginRereads, startsAnew
 	}
 	waits, plugin := false, false
 	var deletions []action.Action
@@ -229,43 +230,49 @@ func awaitPluginEnumerated(v *View) (Result, bool) {
 
 // stampSeen notes in a patch that makes the device plugin look which instances it will see.
 func (devicePlugin) stampSeen(v *View, patch action.PatchNode) {
-	_, has := v.Node.Annotations[v1alpha1.AnnotationInstances]
-	seen, leaving := enumeratedInstances(v)
+	seen, _, known := enumeratedInstances(v)
 	_, selects := patch.Labels[v1alpha1.LabelConfig]
 	_, starts := patch.Annotations[v1alpha1.AnnotationStopped]
 	if restarted, has := v.Node.Annotations[v1alpha1.AnnotationRestarted]; has && (v.Target.ReleasesNode || restarted != restartOccasion(v)) {
 		patch.Annotations[v1alpha1.AnnotationRestarted] = nil
 	}
-	now := hashOfInstances(v)
-	switch {
-	case v.Target.ReleasesNode || seesNone(v, selects):
-		if has {
+	looks := selects || starts || !known
+	switch _, has := v.Node.Annotations[v1alpha1.AnnotationInstances]; {
+	case v.Target.ReleasesNode:
+		if has && (looks || pluginLooked(v)) {
 			patch.Annotations[v1alpha1.AnnotationInstances] = nil
 		}
-	case now != "" && now != seen && (selects || starts || seen == "" && len(leaving) == 0):
-		patch.Annotations[v1alpha1.AnnotationInstances] = new(pluginWillSee(v, now, seen, selects))
+	case looks && seen != hashOfInstances(v):
+		patch.Annotations[v1alpha1.AnnotationInstances] = new(pluginWillSee(v, known, selects))
 	}
 }
 
 // pluginWillSee notes the instances that will be seen, and the pods that go before: DCGM's, but on a node that is taken
-// over as it is, and a device plugin that has seen others (it may not have ended), or none.
-func pluginWillSee(v *View, now, seen string, selects bool) string {
-	good := v.Node.GPU.Status.Rollout.LastGood
-	came := func(d gpu.Device) bool { return len(d.State.Instances) > 0 && !cluster.Lists(good.Devices, d.UUID) }
+// over as it is, and a device plugin that has seen others (it may not have ended).
+func pluginWillSee(v *View, known, selects bool) string {
+	now := hashOfInstances(v)
 	switch {
-	case !selects && (seen != "" || good != nil && slices.ContainsFunc(v.Devices, came)):
+	case known && !selects:
 		return withoutPods(now, append(pluginPodUIDs(v), monitorPods(v)...))
-	case seen == "" && good == nil:
-		return now
+	case now == "" || !known && v.Node.GPU.Status.Rollout.LastGood == nil:
+		return withoutPods(now, nil)
 	}
 	return withoutPods(now, monitorPods(v))
 }
 
-// seesNone reports whether there are no instances, and what has seen any is gone, or looks again.
-func seesNone(v *View, selects bool) bool {
-	seen, leaving := enumeratedInstances(v)
-	leaves := slices.ContainsFunc(v.Node.Pods, func(p cluster.Pod) bool { return slices.Contains(leaving, p.UID) })
-	return hashOfInstances(v) == "" && !leaves && (seen == "" || selects || len(pluginPodUIDs(v)) == 0)
+// pluginLooked reports whether no plugin is there that has seen others.
+func pluginLooked(v *View) bool {
+	seen, leaving, _ := enumeratedInstances(v)
+	leaves := func(p cluster.Pod) bool { return slices.Contains(leaving, p.UID) }
+	return len(pluginPodUIDs(v)) == 0 || seen == hashOfInstances(v) && !slices.ContainsFunc(v.Node.Pods, leaves)
+}
+
+// noteSeen notes what a device plugin that nothing stops has seen.
+func noteSeen(v *View, patch action.PatchNode) {
+	_, _, known := enumeratedInstances(v)
+	if !known && v.ReadsConfigs() && !v.Snapshot.Plugin.ClusterPolicy && slices.ContainsFunc(v.Steps, plan.ChangesMIG) {
+		patch.Annotations[v1alpha1.AnnotationInstances] = new(withoutPods(hashOfInstances(v), nil))
+	}
 }
 
 // recordPluginRestart has the device plugin started anew where it does not advertise what it must: it has not seen the
@@ -281,14 +288,14 @@ func recordPluginRestart(v *View) (actions []action.Action, after time.Duration)
 	if len(restarts) == 0 {
 		return nil, after
 	}
-	patch := v.Patch("starting NVIDIA's device plugin anew, since it does not advertise what it must")
+	patch := v.Patch(startsAnew)
 	patch.Annotations[v1alpha1.AnnotationRestarted] = new(restartOccasion(v))
 	patch.Annotations[v1alpha1.AnnotationInstances] = new(withoutPods(hashOfInstances(v), pluginPodUIDs(v)))
 	restartsLate(v, patch)
 	return []action.Action{patch}, 0
 }
 
-// restartOccasion names that for which the device plugin is started anew at most once.
+// restartOccasion names that for which it is started anew at most once.
 func restartOccasion(v *View) string {
 	return hashOfInstances(v) + "/" + v.Node.GPU.Status.BootID + "/" + v.Target.Config
 }

@@ -145,7 +145,7 @@ func publishingOverdue(v *View, r Result, restarts []action.Action) Result {
 // are deleted. after is when to do so once more.
 func restartDRAPlugin(v *View) (next NextAct, after time.Duration) {
 	pods := draPluginPods(v)
-	seen, leaving := enumeratedInstances(v)
+	seen, leaving, _ := enumeratedInstances(v)
 	if now := publishOccasion(v); seen != now && len(pods) > 0 {
 		if remaining, starts := draPluginStarting(v, pods); starts {
 			return nil, remaining
@@ -216,7 +216,7 @@ func driverLooksFirst(v *View) (first []action.Action, remaining time.Duration, 
 		return nil, 0, false
 	}
 	pods := draPluginPods(v)
-	seen, leaving := enumeratedInstances(v)
+	seen, leaving, _ := enumeratedInstances(v)
 	leaves := func(p cluster.Pod) bool { return slices.Contains(leaving, p.UID) }
 	if seen != publishOccasion(v) || slices.ContainsFunc(pods, leaves) {
 		next, after := restartDRAPlugin(v)

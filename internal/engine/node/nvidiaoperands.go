@@ -140,7 +140,7 @@ func operandPods(v *View, deploy ...string) []string {
 
 // NVIDIA's device plugin looks at the GPUs when it starts and when another key is selected, and never else. MIG
 // instances that were made anew under the same key have other UUIDs, also where there are as many as before: containers
-// would be given devices that do not exist. The annotation gpusharing.io/instances says which instances it has seen:
+// would be given devices that do not exist. The annotation gpusharing.io/instances says which it has seen, no hash none:
 //
 //	<hash>          of the UUIDs that were there when the key was selected, or when the plugin was started
 //	<hash>@<uid>    the same, as soon as the pods with these UIDs (by comma) are gone, which have seen others: of the device
@@ -148,25 +148,25 @@ func operandPods(v *View, deploy ...string) []string {
 //
 // So it is written before a pod is deleted, and a reconcile may end between the two.
 
-// instancesHashBytes is the length of that hash in bytes.
+// instancesHashBytes is how long that hash is.
 const instancesHashBytes = 8
 
-// enumeratedInstances is what the device plugin has seen, once the pods that leave are gone; empty if that is not
-// known. A value that the operator does not write tells as little as none: the plugin is not restarted for it.
-func enumeratedInstances(v *View) (seen string, leaving []string) {
-	seen, uids, _ := strings.Cut(v.Node.Annotations[v1alpha1.AnnotationInstances], "@")
+// enumeratedInstances is what the device plugin has seen, once the pods that leave are gone; empty: none. A value that
+// the operator does not write tells nothing.
+func enumeratedInstances(v *View) (seen string, leaving []string, known bool) {
+	seen, uids, known := strings.Cut(v.Node.Annotations[v1alpha1.AnnotationInstances], "@")
 	if hash, err := hex.DecodeString(seen); err != nil || seen != "" && len(hash) != instancesHashBytes {
-		return "", nil
+		return "", nil, false
 	}
 	if uids != "" {
 		leaving = strings.Split(uids, ",")
 	}
-	return seen, leaving
+	return seen, leaving, known || seen != ""
 }
 
 // withoutPods notes instances that are seen once these pods are gone.
 func withoutPods(instances string, uids []string) string {
-	if len(uids) == 0 {
+	if len(uids) == 0 && instances != "" {
 		return instances
 	}
 	return instances + "@" + strings.Join(uids, ",")
@@ -189,7 +189,7 @@ func stampResumed(v *View, patch action.PatchNode) {
 	if !v.ReadsConfigs() {
 		return // there the note is about NVIDIA's DRA driver, which goes on running
 	}
-	seen, _ := enumeratedInstances(v)
+	seen, _, _ := enumeratedInstances(v)
 	now := hashOfInstances(v)
 	if value, starts := patch.Labels[cluster.DeployLabels()[0]]; starts && value != nil && seen != "" && now != "" && seen != now {
 		patch.Annotations[v1alpha1.AnnotationInstances] = new(withoutPods(now, append(pluginPodUIDs(v), monitorPods(v)...)))

@@ -92,7 +92,7 @@ func LooksFirst(v *View, actions []action.Action) (first []action.Action, remain
 // mayListGone reports whether the device plugin of a node on demand may list instances that are gone: the agent has been asked for others, and has not
 // reported those that the plugin has seen. A GPUNode that is lost tells neither.
 func mayListGone(v *View) bool {
-	seen, leaving := enumeratedInstances(v)
+	seen, leaving, _ := enumeratedInstances(v)
 	spec := v.Node.GPU.Spec
 	if lost := spec.ChangeTime.IsZero() && seen != ""; !v.ByGPUOperator() || !lost && spec.OnDemand != v1alpha1.OnDemandModeApply {
 		return false
@@ -104,7 +104,7 @@ func mayListGone(v *View) bool {
 // pluginGoesOn reports whether the device plugin serves instances of a node that is kept from its users, as through a change for pods that wait, also where the
 // node is to be on demand no more.
 func pluginGoesOn(v *View) bool {
-	seen, _ := enumeratedInstances(v)
+	seen, _, _ := enumeratedInstances(v)
 	return v.ByGPUOperator() && v.Node.HasChangingTaint() && seen != "" && v.Node.Labels[cluster.DeployLabels()[0]] == cluster.LabelTrue
 }
 
