@@ -55,7 +55,7 @@ func TestTheAgentIsAllowed(t *testing.T) {
 			}
 			g.Expect(h.Labels[v1alpha1.LabelRunsAgent]).To(Equal(was))
 			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationRunsAgent))
-			g.Expect(d.Nodes[0].Message).To(ContainSubstring(c.message))
+			hasMessage(g, d, c.message)
 		})
 	}
 }
@@ -72,21 +72,21 @@ func TestANodeThatOptedOutIsNotToldToRunTheAgent(t *testing.T) {
 	}
 	optOut()
 	d := w.reconcile()
-	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported), "as before the agent has left")
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNodeOptedOut))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("remove the label, or leave the node out of nodeSelector"))
+	g.Expect(one(d).State).To(Equal(node.Unsupported), "as before the agent has left")
+	hasReason(g, d, v1alpha1.ReasonNodeOptedOut)
+	hasMessage(g, d, "remove the label, or leave the node out of nodeSelector")
 
 	w.Policies = nil
 	d, _ = w.run(10)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNodeOptedOut))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("its GPUs cannot be restored; take that back until they are"))
+	hasReason(g, d, v1alpha1.ReasonNodeOptedOut)
+	hasMessage(g, d, "its GPUs cannot be restored; take that back until they are")
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelRunsAgent))
 
 	delete(h.Labels, optOutLabel)
 	h.Labels[v1alpha1.LabelRunsAgent], h.AgentReady = "true", true
 	d, _ = w.run(90)
 	g.Expect(d.Nodes).To(BeEmpty())
-	g.Expect(h.GPU.Spec).To(BeZero())
+	isForgotten(g, h)
 }
 
 // TestANodeWhoseGPUsWereTakenOutTellsHowItIsForgotten: no agent will ever restore it, and it would keep the operator from being removed.
@@ -100,7 +100,7 @@ func TestANodeWhoseGPUsWereTakenOutTellsHowItIsForgotten(t *testing.T) {
 	delete(h.Labels, v1alpha1.LabelRunsAgent)
 	w.Policies = nil
 	d, _ := w.run(100)
-	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("finds no GPU"), ContainSubstring("run kubectl delete node/a gpunode/a and"), Not(ContainSubstring("nodeSelector"))))
+	g.Expect(one(d).Message).To(And(ContainSubstring("finds no GPU"), ContainSubstring("run kubectl delete node/a gpunode/a and"), Not(ContainSubstring("nodeSelector"))))
 }
 
 func TestTheAgentIsAllowedWithoutAPolicy(t *testing.T) {

@@ -406,10 +406,10 @@ func TestAPolicyOfALaterVersionUndoesNothing(t *testing.T) {
 			for _, then := range []func(){func() {}, func() { c.loseGPUNode(h); c.tick(timing.PoliciesReturn) }} {
 				then()
 				d, _ := c.run(200)
-				g.Expect(advertised(h)).To(Equal(want))
+				isOffered(g, h, want)
 				g.Expect(h.inUse()).NotTo(BeEmpty())
 				g.Expect(h.isTainted()).To(BeFalse())
-				g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonLaterVersion))
+				hasReason(g, d, v1alpha1.ReasonLaterVersion)
 			}
 		})
 	}

@@ -140,7 +140,7 @@ func TestADesiredStateThatFailedBeforeTakesNoSlotOnTop(t *testing.T) {
 	b.Taints = []corev1.Taint{taint()}
 	d := rollout.Decide(c.world())
 	g.Expect(started(d)).NotTo(ContainElement("a"), "%v", d.Nodes)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonWaitingForBudget))
+	hasReason(g, d, v1alpha1.ReasonWaitingForBudget)
 	d, _ = c.run(120)
 	g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(2)), "%v", d.Nodes)
 }
@@ -184,7 +184,7 @@ func TestANonDisruptiveChangeCostsOnePatchOfTheNodeAndDisturbsNobody(t *testing.
 	clear(c.writes)
 	c.Policies[0].Spec.Sharing, c.Policies[0].Generation = timeSlicing(8), 2
 	c.settles(g, 60)
-	g.Expect(advertised(h)).To(Equal(gpusOnly(16)))
+	isOffered(g, h, gpusOnly(16))
 	g.Expect(c.writes).To(Equal(map[string]int{
 		"action.WriteConfigs": 1, "action.TriggerSync": 2, "action.PatchNode": 1, "action.SetSpec": 1, "action.Report": 1,
 	}))

@@ -64,13 +64,13 @@ func TestAReplacedGPUReturnsToTheStateInWhichItCame(t *testing.T) {
 	c.replace(h, 1)
 	c.run(400)
 	g.Expect(c.ready()).To(Equal(1))
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-3g.20gb": 4}))
+	isOffered(g, h, map[string]int64{"nvidia.com/mig-3g.20gb": 4})
 
 	c.Policies = nil
 	c.run(400)
 	isForgotten(g, h)
 	g.Expect(h.devices()[1].State.MIG).To(BeFalse())
-	g.Expect(advertised(h)).To(Equal(gpusOnly(2)))
+	isOffered(g, h, gpusOnly(2))
 }
 
 // TestAChangedGPUWithoutABaselineReturnsToNoMIG: an earlier version of the operator did not record it.
@@ -83,7 +83,7 @@ func TestAChangedGPUWithoutABaselineReturnsToNoMIG(t *testing.T) {
 	c.Policies = nil
 	c.run(400)
 	isForgotten(g, h)
-	g.Expect(advertised(h)).To(Equal(gpusOnly(2)))
+	isOffered(g, h, gpusOnly(2))
 }
 
 // TestADeselectedGPUReturnsToItsBaseline before the node is ready again, and is the user's from then on.
@@ -128,7 +128,7 @@ func TestADeselectedGPUInUseKeepsThePolicyFromReady(t *testing.T) {
 	c.steps(30)
 	d := rollout.Decide(c.world())
 	g.Expect(d.Policies["research"].Nodes.Ready).To(BeZero())
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/train (GPU 1"))
+	hasMessage(g, d, "pod user/train (GPU 1")
 	g.Expect(c.evicted).To(BeEmpty())
 	c.end(h, "train")
 	d, _ = c.run(400)
@@ -415,8 +415,8 @@ func TestAMissingGPUIsReported(t *testing.T) {
 	lost := c.loseGPU(h, 0)
 	d, _ := c.run(300)
 	g.Expect(h.partitionedGPUs()).To(Equal([]string{kept}))
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonGPUMissing))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("The node no longer has GPU 0 (%s), which gpuSelector.indexes selected", lost.UUID))
+	hasReason(g, d, v1alpha1.ReasonGPUMissing)
+	hasMessage(g, d, "The node no longer has GPU 0 ("+lost.UUID+"), which gpuSelector.indexes selected")
 	g.Expect(d.Policies["research"].Pending).To(HaveLen(1))
 
 	fresh, err := sim.NewNode("spare", sim.A100)
@@ -440,8 +440,8 @@ func TestANodeWhoseSelectedGPUsAreAllMissingStaysGoverned(t *testing.T) {
 	for _, lose := range []func(){func() {}, func() { c.loseGPUNode(h) }} {
 		lose()
 		d, _ := c.run(60)
-		g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
-		g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonGPUMissing))
+		hasState(g, d, node.Unsupported)
+		hasReason(g, d, v1alpha1.ReasonGPUMissing)
 		g.Expect(h.partitionedGPUs()).To(BeEmpty())
 	}
 	g.Expect(h.GPU.Spec.Release).To(Equal(node.ReleaseFor(&c.Policies[0])))

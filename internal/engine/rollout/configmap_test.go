@@ -74,7 +74,7 @@ func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
 	c.setPolicy("research", timeSlicing(4), onPool("other"))
 	d := c.reconcile()
 	g.Expect(d.PluginConfigHeld).To(ContainSubstring("pod user/client"))
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
+	hasReason(g, d, v1alpha1.ReasonMPSClientsRunning)
 	ready, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionReady)
 	g.Expect(ready.Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
 	g.Expect(ready.Message).To(ContainSubstring("restarts NVIDIA's MPS daemons, which ends their clients: pod user/client"))
@@ -82,7 +82,7 @@ func TestTheFirstPolicyWaitsForClientsOfNVIDIAsMPSDaemons(t *testing.T) {
 	c.end(byHand, "client")
 	d = c.reconcile()
 	g.Expect(d.PluginConfigHeld).To(BeEmpty())
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfiguringDevicePlugin))
+	hasReason(g, d, v1alpha1.ReasonConfiguringDevicePlugin)
 }
 
 // TestAChangeThatHasBegunWaitsForClientsOfNVIDIAsMPSDaemonsWithinItsTime: others set devicePlugin.config in the middle
@@ -182,7 +182,7 @@ func TestAPluginThatTheCacheDoesNotShowYetIsWaitedFor(t *testing.T) {
 			}
 			d := late()
 			g.Expect(selects(d)).To(BeFalse(), "%v", d.Actions)
-			g.Expect(d.Nodes[0].State).To(Equal(node.Selecting))
+			hasState(g, d, node.Selecting)
 			g.Expect(d.After).To(And(BeNumerically(">", 0), BeNumerically("<=", 30*time.Second)))
 			c.tick(d.After)
 			g.Expect(selects(late())).To(BeTrue())
@@ -210,7 +210,7 @@ func TestPodsElsewhereAreNoNewsOfANode(t *testing.T) {
 		name := fmt.Sprint("client-", i)
 		c.hold(byHand, name, 0, gpu.WholeGPU)
 		d := c.reconcile()
-		g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSClientsRunning))
+		hasReason(g, d, v1alpha1.ReasonMPSClientsRunning)
 		ready, _ := condition.Find(d.Policies["research"].Conditions, v1alpha1.ConditionReady)
 		g.Expect(ready.Message).To(ContainSubstring("pod user/" + name))
 		c.end(byHand, name)
@@ -272,7 +272,7 @@ func TestAReleaseEndsWhereTheFormerLabelRequestsAnotherLayout(t *testing.T) {
 				h := byHandUnder(g, c, found.label, found.layout...)
 				c.setPolicy("research", mig(count("2g", 3)), evicting)
 				d := c.during(10*time.Minute, every)
-				isUpToDate(g, d.Nodes[0])
+				isUpToDate(g, one(d))
 				h.applied = nil
 				c.Policies = nil
 				clear(c.writes)

@@ -66,8 +66,8 @@ func TestALayoutForAMIGManagerThatIsNotThereIsTold(t *testing.T) {
 	h.Labels["nvidia.com/mig.config"] = "all-1g.5gb"
 	d := rollout.Decide(c.world())
 	g.Expect(changes(d.Actions)).To(BeEmpty())
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMIGConfigIgnored))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring(`a user or another controller set nvidia.com/mig.config=all-1g.5gb (it was "all-disabled" before the operator)`))
+	hasReason(g, d, v1alpha1.ReasonMIGConfigIgnored)
+	hasMessage(g, d, `a user or another controller set nvidia.com/mig.config=all-1g.5gb (it was "all-disabled" before the operator)`)
 	h.Labels["nvidia.com/mig.config"] = "all-disabled"
 	g.Expect(rollout.Decide(c.world()).Nodes[0].Reason).To(Equal(v1alpha1.ReasonReady))
 }
@@ -100,9 +100,9 @@ func TestNodesOfOthersAreLeftAlone(t *testing.T) {
 			c, h := toMIG()
 			test.taken(h)
 			d := c.reconcile()
-			g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
-			g.Expect(d.Nodes[0].Reason).To(Equal(test.reason))
-			g.Expect(d.Nodes[0].Message).To(ContainSubstring(test.says))
+			hasState(g, d, node.Unsupported)
+			g.Expect(one(d).Reason).To(Equal(test.reason))
+			hasMessage(g, d, test.says)
 			c.run(10)
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
@@ -121,8 +121,8 @@ func TestAResourceThatAnotherPartitionerLeftBehindCountsForMinutes(t *testing.T)
 	c, h := toMIG(evicting)
 	h.OtherPartitionerLeft = "mig.das.com/1g.5gb"
 	d := c.during(4*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonSlicerActive))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("The operator takes the node over at"))
+	hasReason(g, d, v1alpha1.ReasonSlicerActive)
+	hasMessage(g, d, "The operator takes the node over at")
 	g.Expect(h.Taints).To(BeEmpty())
 	isUpToDate(g, c.during(4*time.Minute, 10*time.Second).Nodes[0])
 	h.OtherPartitioner = "mig.das.com/1g.5gb"
@@ -140,10 +140,10 @@ func TestASignCountsThoughItsRecordFails(t *testing.T) {
 	c.tick(time.Second)
 	g.Expect(rollout.Decide(c.world()).Nodes[0].State).To(Equal(node.Unsupported), "neither of these writes succeeds")
 	d := c.during(4*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
+	hasState(g, d, node.Unsupported)
 	g.Expect(h.Annotations[v1alpha1.AnnotationOtherController]).To(HavePrefix(v1alpha1.ReasonSlicerActive + "@"))
 	d = c.during(3*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "five minutes after it was last seen")
+	g.Expect(one(d).State).To(Equal(node.UpToDate), "five minutes after it was last seen")
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
 }
 
@@ -161,7 +161,7 @@ func TestASignCountsThoughAnEarlierOneIsRecorded(t *testing.T) {
 	rollout.Decide(c.world())
 	h.OtherPartitioner = ""
 	d := c.during(4*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
+	hasState(g, d, node.Unsupported)
 	isUpToDate(g, c.during(3*time.Minute, 10*time.Second).Nodes[0])
 }
 
@@ -179,7 +179,7 @@ func TestASignCountsForAPolicyThatComesJustAfterIt(t *testing.T) {
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationOtherController))
 	c.Policies = policies
 	d := c.during(4*time.Minute, 10*time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
+	hasState(g, d, node.Unsupported)
 }
 
 // TestAStampThatCannotBeReadIsReplaced: each reconcile added another one to it.
@@ -217,8 +217,8 @@ func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 			for range 5 { // restarts
 				test.goes(h)
 				d := c.during(4*time.Minute, 10*time.Second)
-				g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
-				g.Expect(d.Nodes[0].Message).To(ContainSubstring("The operator takes the node over at"))
+				hasState(g, d, node.Unsupported)
+				hasMessage(g, d, "The operator takes the node over at")
 				test.comes(h)
 				c.during(time.Minute, 10*time.Second)
 			}
@@ -227,7 +227,7 @@ func TestANodeIsTakenOverOnlyMinutesAfterTheOtherControllerLeft(t *testing.T) {
 			g.Expect(c.writes).To(Equal(map[string]int{"action.PatchNode": 10, "action.Report": 10}), "two of each for each restart")
 			test.goes(h)
 			d := c.during(10*time.Minute, 10*time.Second)
-			isUpToDate(g, d.Nodes[0])
+			isUpToDate(g, one(d))
 			clear(c.writes)
 			c.during(time.Hour, time.Minute)
 			g.Expect(c.writes).To(BeEmpty(), "it stays so")
@@ -255,9 +255,9 @@ func TestALabelThatAnotherControllerSetsAgainIsLeft(t *testing.T) {
 		c.tick(time.Second)
 	}
 	g.Expect(c.writes["action.PatchNode"]).To(BeNumerically("<=", 2))
-	g.Expect(d.Nodes[0].State).To(Equal(node.Degraded))
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfigLabelReset))
-	g.Expect(d.Nodes[0].Message).To(And(
+	hasState(g, d, node.Degraded)
+	hasReason(g, d, v1alpha1.ReasonConfigLabelReset)
+	g.Expect(one(d).Message).To(And(
 		ContainSubstring(`Field manager "nodelink-controller" sets nvidia.com/device-plugin.config=theirs on the node again`),
 		ContainSubstring("remove the label from the MachineSet")))
 	h.Annotations[cluster.AnnotationMachine] = "openshift-machine-api/gpu-1"
@@ -270,7 +270,7 @@ func TestALabelThatAnotherControllerSetsAgainIsLeft(t *testing.T) {
 	h.ConfigWriter = ""
 	c.tick(d.After)
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "set again after an hour, and nobody objects any more")
+	g.Expect(one(d).State).To(Equal(node.UpToDate), "set again after an hour, and nobody objects any more")
 	c.Policies = nil
 	c.run(200)
 	delete(h.Annotations, cluster.AnnotationMachine)
@@ -293,7 +293,7 @@ func TestALabelThatIsSetAgainBeforeTheNodeIsVerifiedFailsTheChange(t *testing.T)
 		c.tick(time.Second)
 	}
 	isFailed(g, d)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfigLabelReset))
+	hasReason(g, d, v1alpha1.ReasonConfigLabelReset)
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
 }
@@ -337,8 +337,8 @@ func TestInstancesThatOthersKeepChangingAreLeft(t *testing.T) {
 	d := rollout.Decide(c.world())
 	g.Expect(changes(d.Actions)).To(BeEmpty(), "nobody is kept off or evicted for that")
 	isFailed(g, d)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("another program keeps changing MIG on GPU 0"))
+	hasReason(g, d, v1alpha1.ReasonChangedByOthers)
+	hasMessage(g, d, "another program keeps changing MIG on GPU 0")
 }
 
 func TestOthersAreKnownByWhatTheyPutOnANode(t *testing.T) {

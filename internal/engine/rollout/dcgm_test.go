@@ -52,7 +52,7 @@ func TestDCGMSeesTheInstancesThatAreThere(t *testing.T) {
 		states := map[node.State]bool{}
 		w.setPolicy("research", sharing, func(p *v1alpha1.GPUSharingPolicy) { p.Generation = w.generation() })
 		d, seen := w.run(90)
-		isUpToDate(g, d.Nodes[0])
+		isUpToDate(g, one(d))
 		for _, s := range seen["a"] {
 			states[s] = true
 		}
@@ -74,7 +74,7 @@ func TestDCGMSeesTheInstancesThatAreThere(t *testing.T) {
 	w.Policies = nil
 	w.run(90)
 	h.leftNothing(g)
-	g.Expect(h.GPU.Spec).To(BeZero())
+	isForgotten(g, h)
 }
 
 // TestTheDevicePluginGoesOnWhileInstancesAreMadeForPodsThatWait: it holds none, unlike DCGM. Where the node is to offer as many of each as before, it
@@ -264,7 +264,7 @@ func TestNoLabelOfMIGManagersLies(t *testing.T) {
 		if len(h.devices()[0].State.Instances) > 0 {
 			g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "gpu-sharing-operator"))
 		}
-		if d.Nodes[0].State == node.UpToDate {
+		if one(d).State == node.UpToDate {
 			g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelMIGConfigState))
 		}
 	}

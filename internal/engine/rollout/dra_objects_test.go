@@ -132,8 +132,8 @@ func TestATaintRuleThatCannotBeWrittenHasAReasonAndBlocksNoOtherNode(t *testing.
 			b := cluster.addDRA("b", sim.A100)
 			c.set(a, true)
 			d := cluster.noting(5 * time.Minute)
-			g.Expect(d.Nodes[0].Reason).To(Equal(c.reason), d.Nodes[0].Message)
-			g.Expect(d.Nodes[0].Message).To(ContainSubstring(c.says))
+			g.Expect(one(d).Reason).To(Equal(c.reason), one(d).Message)
+			hasMessage(g, d, c.says)
 			isUpToDate(g, d.Nodes[1])
 			g.Expect(b.Published.Published()).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
 			g.Expect(a.devices()[0].State.MIG).To(BeFalse())
@@ -141,7 +141,7 @@ func TestATaintRuleThatCannotBeWrittenHasAReasonAndBlocksNoOtherNode(t *testing.
 			c.set(a, false)
 			cluster.Now = cluster.Now.Add(time.Hour)
 			d = cluster.noting(5 * time.Minute)
-			isUpToDate(g, d.Nodes[0])
+			isUpToDate(g, one(d))
 		})
 	}
 }
@@ -203,7 +203,7 @@ func TestAPodThatIsNotPreparedBlocksByWhatItIsAllocated(t *testing.T) {
 	held := h.devices()[0].State.Instances[0].UUID
 	c.reshare(mig(count("7g", 1)))
 	d := c.during(time.Minute, time.Second)
-	g.Expect(one(d).Message).To(ContainSubstring("pod user/waits (GPU 0, instance 1g.5gb at"))
+	hasMessage(g, d, "pod user/waits (GPU 0, instance 1g.5gb at")
 	g.Expect(h.instances()).To(ContainElement(held))
 }
 
@@ -218,7 +218,7 @@ func TestAPodThatHangsOnADeviceThatIsGoneBlocksNothing(t *testing.T) {
 	c.reshare(mig(count("1g", 1), count("2g", 2)))
 	d := c.during(5*time.Minute, time.Second)
 	isUpToDate(g, one(d))
-	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceGone))
+	hasReason(g, d, v1alpha1.ReasonDeviceGone)
 	g.Expect(h.Published.Published()).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 4}))
 	g.Expect(c.evicted).To(BeEmpty())
 }
@@ -232,12 +232,12 @@ func TestPodsThatShareAClaimAreNotEvictedForNothing(t *testing.T) {
 	c.claim(h, "train", "gpu-0", "gpu.nvidia.com", "nvidia.com/gpu")
 	h.Claims[0].Shared = true
 	d := c.during(5*time.Minute, time.Second)
-	g.Expect(one(d).State).To(Equal(node.Draining))
+	hasState(g, d, node.Draining)
 	g.Expect(one(d).Message).To(HaveSuffix("; pod user/train is not evicted, since ResourceClaim user/train, which pods can share, stays; scale its workload down"))
 	g.Expect(h.GPU.Status.Rollout.Blockers).To(ContainElement(HaveField("Handling",
 		ContainSubstring("which pods can share, stays; scale its workload down"))))
 	d = c.during(6*time.Minute, time.Second)
-	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
+	hasReason(g, d, v1alpha1.ReasonDrainTimedOut)
 	g.Expect(h.DevicesTaintedAt).To(BeZero())
 	g.Expect(c.evicted).To(BeEmpty())
 	c.end(h, "train") // its Deployment is scaled down
@@ -353,7 +353,7 @@ func TestAMonitorThatHasADeviceOfItsOwnBlocks(t *testing.T) {
 	c.monitor(h, "exporter", "DaemonSet", false)
 	h.Claims[0].Devices = h.Claims[0].Admin[:1]
 	d := c.during(time.Minute, time.Second)
-	g.Expect(one(d).Message).To(ContainSubstring("pod user/exporter"))
+	hasMessage(g, d, "pod user/exporter")
 	g.Expect(h.GPU.Spec.AdminClaims).To(BeEmpty())
 }
 
@@ -379,7 +379,7 @@ func TestAPodOfAPodGroupIsNamedInPlaceOfItsClaim(t *testing.T) {
 		g.Expect(b.Name).To(Equal("worker"))
 		g.Expect(b.Handling).To(ContainSubstring("which pods can share, stays; scale its workload down"))
 	}
-	g.Expect(one(d).Message).To(ContainSubstring("pod user/worker"))
+	hasMessage(g, d, "pod user/worker")
 	g.Expect(c.evicted).To(BeEmpty(), "the claim stays allocated to its group")
 
 	c.end(h, "worker") // and another node has the group's other pods

@@ -146,8 +146,8 @@ func TestAClaimThatHoldsADeviceBlocksAndIsNamed(t *testing.T) {
 	c, h := evictingOnDRA()
 	h.Claims = []dra.Claim{{Name: "team/reserved", Devices: []dra.Allocated{{Pool: "a", Device: "gpu-0"}}}}
 	d := c.during(time.Minute, time.Second)
-	g.Expect(one(d).State).To(Equal(node.Draining))
-	g.Expect(one(d).Message).To(ContainSubstring("ResourceClaim team/reserved (GPU 0)"))
+	hasState(g, d, node.Draining)
+	hasMessage(g, d, "ResourceClaim team/reserved (GPU 0)")
 	g.Expect(h.GPU.Status.Rollout.Blockers).To(ContainElement(And(
 		HaveField("Kind", v1alpha1.BlockerKindResourceClaim), HaveField("Namespace", "team"), HaveField("Name", "reserved"),
 		HaveField("Handling", ContainSubstring("delete it unless one is to come")))))
@@ -173,11 +173,11 @@ func TestADriverThatDoesNotComeBackFailsTheChange(t *testing.T) {
 	c, h := evictingOnDRA()
 	h.driver.broken = true
 	d := c.during(5*time.Minute, time.Second)
-	g.Expect(one(d).State).To(Equal(node.Verifying))
-	g.Expect(one(d).Message).To(ContainSubstring("instance 1g.5gb at 0 of GPU 0"))
+	hasState(g, d, node.Verifying)
+	hasMessage(g, d, "instance 1g.5gb at 0 of GPU 0")
 	d = c.during(5*time.Minute, time.Second)
-	g.Expect(one(d).State).To(Equal(node.Failed))
-	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonNotPublished))
+	hasState(g, d, node.Failed)
+	hasReason(g, d, v1alpha1.ReasonNotPublished)
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse(), "rolled back")
 	g.Expect(h.DevicesTaintedAt).To(BeZero())
 	g.Expect(h.Published.Differs(h.GPU.Status.Devices, 1)).To(BeEmpty())
@@ -217,9 +217,9 @@ func TestSharesAreTheAdministrators(t *testing.T) {
 	g := NewWithT(t)
 	c, h := onDRA(timeSlicing(4))
 	d := c.during(time.Minute, time.Second)
-	g.Expect(one(d).State).To(Equal(node.Unsupported))
-	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRASharesDiffer))
-	g.Expect(one(d).Message).To(ContainSubstring("featureGates.ConsumableShares=true and consumableShares=4"))
+	hasState(g, d, node.Unsupported)
+	hasReason(g, d, v1alpha1.ReasonDRASharesDiffer)
+	hasMessage(g, d, "featureGates.ConsumableShares=true and consumableShares=4")
 	g.Expect(c.writes).NotTo(HaveKey("action.SetSpec"))
 
 	h.driver.shares, h.driver.uid = 4, "" // a Helm upgrade restarts it
@@ -246,9 +246,9 @@ func TestTheTimeSliceIsTheAdministrators(t *testing.T) {
 	refused := func(why string) {
 		t.Helper()
 		d := c.during(time.Minute, time.Second)
-		g.Expect(one(d).State).To(Equal(node.Unsupported))
-		g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRAIntervalDiffers))
-		g.Expect(one(d).Message).To(ContainSubstring(why))
+		hasState(g, d, node.Unsupported)
+		hasReason(g, d, v1alpha1.ReasonDRAIntervalDiffers)
+		hasMessage(g, d, why)
 	}
 	refused("feature gate TimeSlicingSettings of NVIDIA's DRA driver is off")
 	g.Expect(c.writes).NotTo(HaveKey("action.SetSpec"))
@@ -281,7 +281,7 @@ func TestPoliciesThatNeedDifferentSharesAreNamed(t *testing.T) {
 	h.driver.shares, h.driver.uid, c.hosts["b"].driver.shares, c.hosts["b"].driver.uid = 4, "", 4, ""
 	c.tick(time.Second)
 	d := c.during(time.Minute, time.Second)
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, one(d))
 	g.Expect(d.Nodes[1].Reason).To(Equal(v1alpha1.ReasonDRASharesDiffer))
 	g.Expect(d.Nodes[1].Message).To(ContainSubstring("policy research needs 4 shares"))
 }
@@ -370,7 +370,7 @@ func TestAPolicyThatPartitionsGPUsRequestsNoShares(t *testing.T) {
 	c, _ := onDRA(timeSlicing(4))
 	c.neighbour("b", onFirst(mig(count("1g", 7))))
 	d := c.during(time.Minute, time.Second)
-	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRASharesDiffer))
+	hasReason(g, d, v1alpha1.ReasonDRASharesDiffer)
 	g.Expect(one(d).Message).To(And(ContainSubstring("consumableShares=4"), Not(ContainSubstring("policy other"))))
 }
 
@@ -417,9 +417,9 @@ func TestNotOnDRA(t *testing.T) {
 				c.with(cluster, h)
 			}
 			d := cluster.during(10*time.Minute, 10*time.Second)
-			g.Expect(one(d).State).To(Equal(node.Unsupported))
+			hasState(g, d, node.Unsupported)
 			g.Expect(one(d).Reason).To(Equal(c.reason))
-			g.Expect(one(d).Message).To(ContainSubstring(c.says))
+			hasMessage(g, d, c.says)
 			g.Expect(cluster.evicted).To(BeEmpty())
 			g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
 			g.Expect(h.DevicesTaintedAt).To(BeZero())
@@ -436,8 +436,8 @@ func TestAFeatureGateThatDropsTheResourceIsNamed(t *testing.T) {
 	for range 60 {
 		d = c.noted(10 * time.Second)
 	}
-	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDRAUnavailable))
-	g.Expect(one(d).Message).To(ContainSubstring("DRAExtendedResource"))
+	hasReason(g, d, v1alpha1.ReasonDRAUnavailable)
+	hasMessage(g, d, "DRAExtendedResource")
 	g.Expect(h.DevicesTaintedAt).To(BeZero())
 	g.Expect(c.writes["action.WriteClass"]).To(BeNumerically("<", 10))
 	g.Expect(c.writes).NotTo(HaveKey("action.DeleteClass"))
@@ -470,11 +470,11 @@ func TestTheSchedulerKnowsTheResourceAfterAnAdministratorsClassWent(t *testing.T
 	c.run(120)
 	c.setClass(dra.Class{Name: "theirs", Resource: "nvidia.com/mig-1g.5gb", Age: 1 << 40})
 	d, _ := c.run(10)
-	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceClassConflict))
+	hasReason(g, d, v1alpha1.ReasonDeviceClassConflict)
 	c.dropClass("theirs")
 	g.Expect(c.allocate(h, "early", "nvidia.com/mig-1g.5gb")).To(BeEmpty(), "the scheduler has forgotten it")
 	d, _ = c.run(10)
-	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonReady))
+	hasReason(g, d, v1alpha1.ReasonReady)
 	g.Expect(c.allocate(h, "train", "nvidia.com/mig-1g.5gb")).NotTo(BeEmpty())
 	clear(c.writes)
 	c.during(time.Minute, time.Second)
@@ -511,11 +511,11 @@ func TestTwoClassesForOneResourceAreNamed(t *testing.T) {
 	g := NewWithT(t)
 	c, _ := onDRA(v1alpha1.Sharing{Strategy: v1alpha1.StrategyExclusive})
 	d, _ := c.run(120)
-	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonReady))
+	hasReason(g, d, v1alpha1.ReasonReady)
 	c.DRA.Classes = append(c.DRA.Classes, dra.Class{Name: "mine", Resource: "nvidia.com/gpu", Age: 1 << 40}, dra.Class{Name: "small", Resource: "nvidia.com/mig-1g.5gb"})
 	d = c.reconcile()
-	g.Expect(one(d).State).To(Equal(node.UpToDate))
-	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceClassConflict))
+	hasState(g, d, node.UpToDate)
+	hasReason(g, d, v1alpha1.ReasonDeviceClassConflict)
 	g.Expect(one(d).Message).To(And(ContainSubstring("DeviceClasses gpu.nvidia.com, mine all serve nvidia.com/gpu; when one is deleted"),
 		ContainSubstring("kubectl annotate deviceclass mine"), Not(ContainSubstring("mig-1g.5gb"))))
 	c.DRA.Classes = slices.DeleteFunc(c.DRA.Classes, func(c dra.Class) bool { return c.Name == "mine" })
@@ -573,8 +573,8 @@ func TestAPodThatHangsOnADeviceThatIsGoneIsNamed(t *testing.T) {
 	c.run(120)
 	c.claim(h, "stuck", "gpu-0-mig-7g40gb-0-0", "gpusharing-mig-7g.40gb", "nvidia.com/mig-7g.40gb")
 	d := c.reconcile()
-	g.Expect(one(d).State).To(Equal(node.UpToDate))
-	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDeviceGone))
+	hasState(g, d, node.UpToDate)
+	hasReason(g, d, v1alpha1.ReasonDeviceGone)
 	g.Expect(one(d).Message).To(And(ContainSubstring("pod user/stuck (gpu-0-mig-7g40gb-0-0)"), ContainSubstring("Delete them")))
 	c.end(h, "stuck")
 	g.Expect(one(c.reconcile()).Reason).To(Equal(v1alpha1.ReasonReady))
@@ -603,9 +603,9 @@ func TestEachNodeByWhatServesIt(t *testing.T) {
 
 	plugin.Labels[pluginLabel] = "true"
 	d = c.during(time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDRADriverActive))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring(" of NVIDIA's DRA driver and the device plugin offer its GPUs. Drain it, then label it nvidia.com/gpu.deploy.device-plugin=false or "))
+	hasState(g, d, node.Unsupported)
+	hasReason(g, d, v1alpha1.ReasonDRADriverActive)
+	hasMessage(g, d, " of NVIDIA's DRA driver and the device plugin offer its GPUs. Drain it, then label it nvidia.com/gpu.deploy.device-plugin=false or ")
 
 	c.switchOver(plugin, false)
 	isUpToDate(g, c.during(10*time.Minute, time.Second).Nodes[0])
@@ -652,7 +652,7 @@ func TestARetainedNodeMovesToTheDriverAndBack(t *testing.T) {
 			lasts(5 * time.Minute)
 			g.Expect(c.crashes).To(BeEmpty())
 			g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelConfig, key))
-			g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
+			isOffered(g, h, gpusOnly(4))
 		})
 	}
 }
@@ -669,7 +669,7 @@ func TestADriverThatPublishesNothingKeepsNoNode(t *testing.T) {
 	g.Expect(h.isKept()).To(BeTrue())
 	d := c.during(mostInOneGo, 5*time.Second)
 	g.Expect(h.isKept()).To(BeFalse(), one(d).Message)
-	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonNotPublished))
+	hasReason(g, d, v1alpha1.ReasonNotPublished)
 }
 
 // TestAClusterWithoutADevicePlugin: nodes of the driver are governed, and others report that there is none.
@@ -861,7 +861,7 @@ func TestADrainThatEndsInVainLiftsTheTaintRule(t *testing.T) {
 	c.during(time.Minute, time.Second)
 	g.Expect(h.DevicesTaintedAt).NotTo(BeZero())
 	d := c.during(11*time.Minute, time.Second)
-	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
+	hasReason(g, d, v1alpha1.ReasonDrainTimedOut)
 	g.Expect(h.DevicesTaintedAt).To(BeZero())
 	g.Expect(c.evicted).To(BeEmpty())
 	g.Expect(h.devices()[0].Holders).To(ContainElement(HaveField("Pod", "train")))
@@ -897,7 +897,7 @@ func TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn(t *testing.T) {
 	g.Expect(h.GPU.Spec.Baseline).NotTo(BeNil())
 	h.losesInstances()
 	d := c.during(2*time.Minute, time.Second)
-	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDynamicMIGActive))
+	hasReason(g, d, v1alpha1.ReasonDynamicMIGActive)
 	g.Expect(h.instances()).To(BeEmpty(), "the agent has made them again: %v", h.done)
 	g.Expect(c.classes()).To(HaveKey("gpusharing-mig-1g.5gb"))
 
@@ -906,7 +906,7 @@ func TestTheDriversInstancesAreItsOwnOnceDynamicMIGIsOn(t *testing.T) {
 	clear(c.writes)
 	c.during(10*time.Minute, time.Second)
 	g.Expect(h.done[done:]).To(BeEmpty())
-	g.Expect(h.GPU.Spec).To(BeZero())
+	isForgotten(g, h)
 	g.Expect(h.Annotations).To(BeEmpty())
 	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"))
 }
@@ -931,7 +931,7 @@ func TestANodeWhoseDriverMakesInstancesIsRestored(t *testing.T) {
 			g.Expect(h.daemons).To(BeEmpty())
 			g.Expect(h.slices()).To(HaveEach(gpu.TimeSliceDefault))
 			g.Expect(h.devices()[0].State.ComputeMode).To(Equal(gpu.ComputeDefault))
-			g.Expect(h.GPU.Spec).To(BeZero())
+			isForgotten(g, h)
 			g.Expect(h.isKept()).To(BeFalse())
 		})
 	}
@@ -951,8 +951,8 @@ func TestTheDaemonSetTellsOfDynamicMIGWhileItsPodIsAway(t *testing.T) {
 			c.reshare(sharing)
 			h.hardware.Update(func(n *sim.Node) { n.GPUs[0].Instances = nil }) // the driver has begun
 			d := c.during(10*time.Minute, time.Second)
-			g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonDynamicMIGActive))
-			g.Expect(one(d).Message).To(ContainSubstring("FEATURE_GATES of DaemonSet nvidia-dra/kubelet-plugin"))
+			hasReason(g, d, v1alpha1.ReasonDynamicMIGActive)
+			hasMessage(g, d, "FEATURE_GATES of DaemonSet nvidia-dra/kubelet-plugin")
 			g.Expect(h.GPU.Spec.Devices).To(BeEmpty())
 			g.Expect(h.done[done:]).To(BeEmpty())
 			g.Expect(h.DevicesTaintedAt).To(BeZero())
@@ -975,7 +975,7 @@ func TestDynamicMIGThatIsOffAgainBringsThePolicyBack(t *testing.T) {
 	c.Policies = nil
 	c.run(240)
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
-	g.Expect(h.GPU.Spec).To(BeZero())
+	isForgotten(g, h)
 }
 
 // TestTheTaintsOfAPolicyComeToNodesOfTheDriver, in a cluster without a device plugin: the pods of the driver tell what

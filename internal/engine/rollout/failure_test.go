@@ -47,8 +47,8 @@ func TestAFailedChangeGoesBackToTheLastGoodState(t *testing.T) {
 			g.Expect(states["a"]).To(ContainElement(node.Verifying))
 			g.Expect(d.Actions).To(BeEmpty())
 			isFailed(g, d)
-			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
-			g.Expect(d.Nodes[0].Message).To(And(
+			hasReason(g, d, v1alpha1.ReasonNotAdvertised)
+			g.Expect(one(d).Message).To(And(
 				ContainSubstring("not advertised within 5m0s"), HaveSuffix("restart the kubelet; rolled back; retry by gpusharing.io/retry")))
 			g.Expect(c.hosts["a"].Labels[v1alpha1.LabelConfig]).To(Equal(good))
 			g.Expect(advertised(c.hosts["a"])).To(Equal(gpusOnly(4)))
@@ -131,8 +131,8 @@ func TestAChangeDoesNotFailByTheClusterPolicyOfAnother(t *testing.T) {
 	h.Labels[v1alpha1.LabelConfig] = h.GPU.Spec.ConfigName // as if the plugin had been configured until just now
 	h.Annotations[v1alpha1.AnnotationSelected] = timing.Stamp(h.GPU.Spec.ConfigName, c.Now)
 	d, _ := c.run(1200)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Verifying), d.Nodes[0].Message)
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("field manager x keeps mig.strategy"))
+	hasState(g, d, node.Verifying)
+	hasMessage(g, d, "field manager x keeps mig.strategy")
 	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 	g.Expect(h.Taints).To(BeEmpty(), "it takes pods again all the same")
 
@@ -150,7 +150,7 @@ func TestAnotherMPSRootOfTheClusterPolicyIsNamed(t *testing.T) {
 	c.setPolicy("research", mps(4))
 	d, _ := c.run(400)
 	isFailed(g, d)
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("ClusterPolicy cluster-policy has spec.devicePlugin.mps.root /var/lib/mps"))
+	hasMessage(g, d, "ClusterPolicy cluster-policy has spec.devicePlugin.mps.root /var/lib/mps")
 }
 
 func TestTheFirstChangeThatFailsGoesBackToWhatWasFound(t *testing.T) {
@@ -161,9 +161,9 @@ func TestTheFirstChangeThatFailsGoesBackToWhatWasFound(t *testing.T) {
 	d, _ := c.run(400)
 	g.Expect(d.Actions).To(BeEmpty())
 	isFailed(g, d)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
+	hasReason(g, d, v1alpha1.ReasonNotAdvertised)
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
-	g.Expect(advertised(h)).To(Equal(gpusOnly(1)))
+	isOffered(g, h, gpusOnly(1))
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
 	g.Expect(h.Taints).To(BeEmpty())
 
@@ -185,8 +185,8 @@ func TestANodeThatDoesNotBecomeIdleInTime(t *testing.T) {
 	g.Expect(d.Actions).To(BeEmpty())
 	g.Expect(h.Taints).To(BeEmpty(), "it takes pods again")
 	isFailed(g, d)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
-	g.Expect(d.Nodes[0].Message).To(And(
+	hasReason(g, d, v1alpha1.ReasonDrainTimedOut)
+	g.Expect(one(d).Message).To(And(
 		Equal("not idle within 10m0s, now pod user/train (GPU 1); tried again once the node is idle, or by " + retryA)))
 	g.Expect(d.Policies["research"].Nodes.Failed).To(Equal(int32(1)))
 
@@ -195,7 +195,7 @@ func TestANodeThatDoesNotBecomeIdleInTime(t *testing.T) {
 	g.Expect(d.Nodes[1].State).To(Equal(node.UpToDate), "one user halts no rollout: %v", d.Nodes)
 	c.end(h, "train")
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "it is idle at last")
+	g.Expect(one(d).State).To(Equal(node.UpToDate), "it is idle at last")
 	g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 
 	slices.Reverse(h.GPU.Spec.Baseline.Devices) // as GPUs that came later
@@ -228,11 +228,11 @@ func TestAnotherAttemptHasTheWholeTimeToApply(t *testing.T) {
 			h.lags = false
 			d := c.during(20*time.Minute, 10*time.Second)
 			isFailed(g, d)
-			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut), d.Nodes[0].Message)
+			hasReason(g, d, v1alpha1.ReasonDrainTimedOut)
 			c.end(h, "train")
 			retry(c)
 			d, states := c.run(200)
-			isUpToDate(g, d.Nodes[0])
+			isUpToDate(g, one(d))
 			g.Expect(states["a"]).NotTo(ContainElement(node.Failed))
 			g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 		})
@@ -293,7 +293,7 @@ func TestPodsThatWouldComeBackAreNotEvicted(t *testing.T) {
 	g.Expect(c.evicted).To(Equal([]string{"of-a-job"}))
 	d := rollout.Decide(c.world())
 	g.Expect(d.Actions).To(BeEmpty())
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("; of 2 that stay, pod user/of-a-daemon-set is not evicted, since it would come back at once; end it"))
+	hasMessage(g, d, "; of 2 that stay, pod user/of-a-daemon-set is not evicted, since it would come back at once; end it")
 }
 
 func TestNeverWaitsWithoutATaint(t *testing.T) {
@@ -302,7 +302,7 @@ func TestNeverWaitsWithoutATaint(t *testing.T) {
 	c.hold(h, "train", 0, gpu.WholeGPU)
 	d, _ := c.run(5)
 	g.Expect(h.Taints).To(BeEmpty())
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonGPUInUse))
+	hasReason(g, d, v1alpha1.ReasonGPUInUse)
 	c.end(h, "train")
 	c.steps(1)
 	g.Expect(h.Taints).NotTo(BeEmpty(), "idle now: nobody may come before it is done")
@@ -340,7 +340,7 @@ func TestTimeInWhichAGPUWasInUseIsNoTimeOfTheAgent(t *testing.T) {
 			h.report()
 			h.lags = true
 			d := c.during(time.Hour, 10*time.Second)
-			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonGPUInUse))
+			hasReason(g, d, v1alpha1.ReasonGPUInUse)
 			g.Expect(h.Taints).To(BeEmpty())
 			h.lags = false
 			goes(c, h)
@@ -367,7 +367,7 @@ func TestAnAgentLostInTheMiddleIsWaitedFor(t *testing.T) {
 	c.reconcile() // the spec is set
 	h.AgentReady = false
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Unknown))
+	hasState(g, d, node.Unknown)
 	g.Expect(h.Taints).NotTo(BeEmpty(), "the GPUs may be half-way")
 	g.Expect(d.Policies["research"].Nodes.Changing).To(Equal(int32(1)))
 	h.AgentReady = true
@@ -386,8 +386,8 @@ func TestAPolicyEditedInEveryStateEndsInTheLastEdit(t *testing.T) {
 		c.steps(n)
 		c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("1g", 7)), 4
 		d, _ := c.run(100)
-		g.Expect(d.Nodes[0].State).To(Equal(node.UpToDate), "%d: %s", n, d.Nodes[0].Message)
-		g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 14}))
+		g.Expect(one(d).State).To(Equal(node.UpToDate), "%d: %s", n, one(d).Message)
+		isOffered(g, h, map[string]int64{"nvidia.com/mig-1g.5gb": 14})
 		g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
 	}
 }
@@ -408,7 +408,7 @@ func TestAPolicyDeletedInEveryStateLeavesNothingBehind(t *testing.T) {
 			"kubernetes.io/hostname": "a", pluginLabel: "true", gfdLabel: "true", v1alpha1.LabelMIGManager: "true",
 			v1alpha1.LabelRunsAgent: "true", mpsLabel: "false",
 		}))
-		g.Expect(advertised(h)).To(Equal(gpusOnly(2)))
+		isOffered(g, h, gpusOnly(2))
 	}
 }
 
@@ -433,15 +433,15 @@ func TestWhatAUserUndoesIsDoneAgain(t *testing.T) {
 			c, h := toMIG()
 			h.Labels[v1alpha1.LabelMIGManager] = "true"
 			d, _ := c.run(60)
-			isUpToDate(g, d.Nodes[0])
+			isUpToDate(g, one(d))
 			c.tick(time.Hour)
 			harm(c, h)
 			c.advertise(h)
 			c.tick(time.Second)
 			d, _ = c.run(60)
-			isUpToDate(g, d.Nodes[0])
+			isUpToDate(g, one(d))
 			g.Expect(d.Actions).To(BeEmpty())
-			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 6}))
+			isOffered(g, h, map[string]int64{"nvidia.com/mig-2g.10gb": 6})
 			g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"))
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(c.Configs).To(HaveKey(h.Labels[v1alpha1.LabelConfig]))
@@ -464,7 +464,7 @@ func TestARestoreWaitsForUsersAsThePolicySaid(t *testing.T) {
 	d := rollout.Decide(c.world())
 	g.Expect(changes(d.Actions)).To(BeEmpty())
 	g.Expect(h.Taints).To(BeEmpty())
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
+	hasReason(g, d, v1alpha1.ReasonDrainTimedOut)
 	g.Expect(d.ConfigurePlugin).To(BeTrue())
 	const who = "pod user/train (GPU 0, instance 2g.10gb at 0:2)"
 	told := slices.Compact(slices.Clone(c.told))
@@ -475,7 +475,7 @@ func TestARestoreWaitsForUsersAsThePolicySaid(t *testing.T) {
 	d, _ = c.run(60)
 	g.Expect(h.waits()).To(BeEmpty())
 	g.Expect(d.Nodes).To(BeEmpty())
-	g.Expect(advertised(h)).To(Equal(gpusOnly(2)))
+	isOffered(g, h, gpusOnly(2))
 }
 
 func TestAChangeFailsWhoseOperandDoesNotEnd(t *testing.T) {
@@ -494,8 +494,8 @@ func TestAChangeFailsWhoseOperandDoesNotEnd(t *testing.T) {
 	}
 	d := rollout.Decide(c.world())
 	isFailed(g, d)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonStoppingOperands))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("waiting until NVIDIA's operands are gone: gpu-operator/nvidia-1"))
+	hasReason(g, d, v1alpha1.ReasonStoppingOperands)
+	hasMessage(g, d, "waiting until NVIDIA's operands are gone: gpu-operator/nvidia-1")
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
 }
@@ -509,7 +509,7 @@ func TestANodeThatIsSharedSoAlreadyIsTakenOverWithoutDisturbance(t *testing.T) {
 	instances := h.devices()[0].State.Instances
 	c.hold(h, "train", 0, instances[0].ID)
 	d, states := c.run(60)
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, one(d))
 	g.Expect(states["a"]).NotTo(ContainElement(node.Draining))
 	g.Expect(h.Labels[v1alpha1.LabelMIGManager]).To(Equal("false"))
 	g.Expect(h.GPU.Spec.Baseline.Labels[v1alpha1.LabelMIGManager]).To(Equal("true"))
@@ -524,7 +524,7 @@ func TestAnAgentThatIsSlowAfterARebootIsNoFailure(t *testing.T) {
 	h.hardware.Reboot()
 	h.report()
 	d := rollout.Decide(c.world())
-	g.Expect(d.Nodes[0].State).To(Equal(node.Applying), d.Nodes[0].Message)
+	hasState(g, d, node.Applying)
 }
 
 func TestAClusterWithoutPoliciesIsLeftAlone(t *testing.T) {
@@ -550,7 +550,7 @@ func TestAControllerThatWasAwayRestartsThePluginOnceMore(t *testing.T) {
 	c.tick(time.Hour)
 	d := c.during(4*time.Minute, 10*time.Second)
 	g.Expect(h.of(pluginLabel).UID).NotTo(Equal(before))
-	g.Expect(d.Nodes[0].State).To(Equal(node.Verifying))
+	hasState(g, d, node.Verifying)
 	d = c.during(4*time.Minute, 10*time.Second)
 	isFailed(g, d)
 }
@@ -573,14 +573,14 @@ func TestARollbackThatNeedsIdleGPUsGivesTheNodeBackMeanwhile(t *testing.T) {
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.evicted).To(BeEmpty())
 	isFailed(g, d)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
-	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("not advertised within 5m0s"),
+	hasReason(g, d, v1alpha1.ReasonNotAdvertised)
+	g.Expect(one(d).Message).To(And(ContainSubstring("not advertised within 5m0s"),
 		ContainSubstring("waiting until nobody uses what must be changed: pod user/quick (GPU 0, instance 3g.20gb at 0:4)")))
 	c.end(h, "quick")
 	d, _ = c.run(60)
-	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(good), d.Nodes[0].Message)
+	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(good), one(d).Message)
 	g.Expect(h.Taints).To(BeEmpty())
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-2g.10gb": 6}))
+	isOffered(g, h, map[string]int64{"nvidia.com/mig-2g.10gb": 6})
 }
 
 // TestARollbackThatDrainsInVainLetsGo: the taint of the change that failed is not kept for ever.
@@ -607,10 +607,10 @@ func TestARollbackThatDrainsInVainLetsGo(t *testing.T) {
 	d := rollout.Decide(c.world())
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(changes(d.Actions)).To(BeEmpty())
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/tolerates"))
+	hasMessage(g, d, "pod user/tolerates")
 	c.end(h, "tolerates")
 	d, _ = c.run(60)
-	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(good), d.Nodes[0].Message)
+	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(Equal(good), one(d).Message)
 }
 
 // TestAChangeThatHasNotBegunIsNotStoppingOperands: to keep NVIDIA's mig-manager off the node is its first step, and it is
@@ -622,8 +622,8 @@ func TestAChangeThatHasNotBegunIsNotStoppingOperands(t *testing.T) {
 	h.Labels[v1alpha1.LabelMIGManager] = "true"
 	c.setPolicy("research", mig(count("2g", 3)), paused)
 	d := c.reconcile()
-	g.Expect(d.Nodes[0].State).To(Equal(node.PendingNonDisruptive), d.Nodes[0].Message)
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("mig-manager"))
+	hasState(g, d, node.PendingNonDisruptive)
+	hasMessage(g, d, "mig-manager")
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"))
 }
 
@@ -757,7 +757,7 @@ func TestAGPUThatFallsBackToItsBaselineIsOpened(t *testing.T) {
 	c.tick(time.Second)
 	d := c.during(2*time.Hour, 5*time.Second)
 	isFailed(g, d)
-	g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
+	isOffered(g, h, gpusOnly(4))
 	g.Expect(h.theirs).To(BeNil())
 	g.Expect(h.devices()[1].State.ComputeMode).To(Equal(gpu.ComputeDefault))
 }

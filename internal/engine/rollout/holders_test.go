@@ -53,8 +53,8 @@ func TestAPodThatComesInSpiteOfTheTaintIsNotEvictedForEver(t *testing.T) {
 			g.Expect(len(c.evicted)).To(BeNumerically("<=", test.evictions))
 			g.Expect(c.evicted).NotTo(BeEmpty())
 			isFailed(g, d)
-			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut))
-			g.Expect(d.Nodes[0].Message).To(MatchRegexp("^not idle within 10m0s; tried again once the node is idle; pod user/web-[0-9] is not evicted, since it came in spite of the taint, " +
+			hasReason(g, d, v1alpha1.ReasonDrainTimedOut)
+			g.Expect(one(d).Message).To(MatchRegexp("^not idle within 10m0s; tried again once the node is idle; pod user/web-[0-9] is not evicted, since it came in spite of the taint, " +
 				"as another would after it; scale its workload down$"))
 			g.Expect(h.Taints).To(BeEmpty())
 		})
@@ -310,8 +310,8 @@ func TestAGPUThatAnInitContainerHoldsIsInUse(t *testing.T) {
 	c.tick(time.Minute)
 	d := c.during(5*time.Minute, 10*time.Second)
 	g.Expect(h.done).To(BeEmpty())
-	g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/warm-up (a GPU, by an init container)"))
+	hasState(g, d, node.Draining)
+	hasMessage(g, d, "pod user/warm-up (a GPU, by an init container)")
 	h.Pods[len(h.Pods)-1].InitHolds = false
 	c.settles(g, 60)
 }
@@ -363,11 +363,11 @@ func TestWhatAnInitContainerHasBesideAReportedContainerIsInUse(t *testing.T) {
 			if inUse {
 				d := c.during(5*time.Minute, 10*time.Second)
 				g.Expect(h.done).To(BeEmpty())
-				g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
+				hasState(g, d, node.Draining)
 				h.Pods[len(h.Pods)-1].InitHolds = false
 			}
 			d, _ := c.run(60)
-			isUpToDate(g, d.Nodes[0])
+			isUpToDate(g, one(d))
 		})
 	}
 }
@@ -391,12 +391,12 @@ func TestAPodWhoseGPUsAreNotReportedIsEvictedOnlyIfItBlocksForSure(t *testing.T)
 			d := c.during(5*time.Minute, 10*time.Second)
 			g.Expect(c.evicted).To(Equal(test.evicted))
 			if test.evicted == nil {
-				g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
-				g.Expect(d.Nodes[0].Message).To(ContainSubstring("because nobody reports which GPU it holds"))
+				hasState(g, d, node.Draining)
+				hasMessage(g, d, "because nobody reports which GPU it holds")
 				h.Pods[len(h.Pods)-1].InitHolds = false
 				d, _ = c.run(60)
 			}
-			isUpToDate(g, d.Nodes[0])
+			isUpToDate(g, one(d))
 		})
 	}
 }
@@ -409,8 +409,8 @@ func TestAGPUThatAClaimHoldsIsInUse(t *testing.T) {
 	c.tick(time.Minute)
 	d := c.during(5*time.Minute, 10*time.Second)
 	g.Expect(h.done).To(BeEmpty())
-	g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/train (GPUs, by ResourceClaim user/one-gpu)"))
+	hasState(g, d, node.Draining)
+	hasMessage(g, d, "pod user/train (GPUs, by ResourceClaim user/one-gpu)")
 	h.Pods[len(h.Pods)-1].Claim = ""
 	c.version[h.Name]++
 	c.settles(g, 60)

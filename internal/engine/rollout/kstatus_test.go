@@ -92,14 +92,14 @@ func TestKstatusOfEachState(t *testing.T) {
 			g := NewWithT(t)
 			cl := c.situation()
 			d := rollout.Decide(cl.world())
-			g.Expect(d.Nodes[0].State).To(Equal(state), d.Nodes[0].Message)
+			g.Expect(one(d).State).To(Equal(state), one(d).Message)
 			sane(g, d.Policies["research"], cl.Policies[0].Generation)
 			g.Expect(kstatusOf(t, cl.Policies[0], d.Policies["research"])).To(Equal(c.want), "%+v", d.Policies["research"].Conditions)
 			for _, a := range d.Actions {
 				cl.do(a)
 			}
-			node := cl.hosts[d.Nodes[0].Node].kstatus(t)
-			g.Expect(node).To(Or(Equal(c.want), Equal(kstatus.InProgressStatus)), "%+v", cl.hosts[d.Nodes[0].Node].GPU.Status.Conditions)
+			node := cl.hosts[one(d).Node].kstatus(t)
+			g.Expect(node).To(Or(Equal(c.want), Equal(kstatus.InProgressStatus)), "%+v", cl.hosts[one(d).Node].GPU.Status.Conditions)
 			if c.want != kstatus.InProgressStatus {
 				g.Expect(node).To(Equal(c.want))
 			}
@@ -157,7 +157,7 @@ func TestKstatusOfAPolicyThatWaits(t *testing.T) {
 			for range 400 {
 				d := c.reconcile()
 				c.tick(time.Second)
-				if d.Nodes[0].State == node.Failed {
+				if one(d).State == node.Failed {
 					break
 				}
 			}
@@ -300,7 +300,7 @@ func TestANodeThatLacksAGPUAndIsBeingChangedIsNotBlocked(t *testing.T) {
 	c.edit(func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Sharing = mig(count("1g", 7)) })
 	for range 100 {
 		d := c.reconcile()
-		g.Expect(d.Policies["research"].Nodes.Blocked).To(BeZero(), "%s: %s", d.Nodes[0].State, d.Nodes[0].Message)
+		g.Expect(d.Policies["research"].Nodes.Blocked).To(BeZero(), "%s: %s", one(d).State, one(d).Message)
 		c.tick(time.Second)
 	}
 	g.Expect(c.ready()).To(Equal(1))

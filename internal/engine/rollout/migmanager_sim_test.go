@@ -279,8 +279,8 @@ func TestTheReasonToWaitForMIGManagerHoldsBesideOtherNodes(t *testing.T) {
 	})
 	d := c.during(5*time.Minute, time.Second)
 	g.Expect(d.Nodes).To(HaveLen(2))
-	g.Expect(d.Nodes[0].State).To(Equal(node.Finishing), "%+v", d.Nodes[0])
-	g.Expect(d.Nodes[0].Message).NotTo(ContainSubstring("then the ClusterPolicy is restored"))
+	g.Expect(one(d).State).To(Equal(node.Finishing), "%+v", one(d))
+	g.Expect(one(d).Message).NotTo(ContainSubstring("then the ClusterPolicy is restored"))
 	d = c.during(25*time.Minute, 10*time.Second)
 	g.Expect(d.ConfigureMIGManager).To(BeTrue())
 }
@@ -307,7 +307,7 @@ func TestMIGManagerKeepsItsPodBesideTheNextPolicy(t *testing.T) {
 					c.setPolicy("next", next, evicting)
 					d := c.during(40*time.Minute, 5*time.Second)
 					g.Expect(d.ConfigureMIGManager).To(BeFalse())
-					isUpToDate(g, d.Nodes[0])
+					isUpToDate(g, one(d))
 					g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationMIGConfig))
 					if outcome != "hangs" {
 						g.Expect(h.mistakes).To(BeEmpty())

@@ -47,15 +47,15 @@ func TestMIGManagerPartitionsANodeWithNobodyOnIt(t *testing.T) {
 	sharing.MIG.Layouts[0].GPUs = &v1alpha1.GPUMatch{Indexes: []int32{0}}
 	c.setPolicy("research", sharing, evicting)
 	d := c.reconcile()
-	g.Expect(d.Nodes[0].Plan).To(HaveExactElements(
+	g.Expect(one(d).Plan).To(HaveExactElements(
 		MatchRegexp(`^NVIDIA's mig-manager: apply gpusharing-[0-9a-f]{12}, which clears GPU 0, GPU 1$`)), "a mode that changes concerns all GPUs")
 	g.Expect(d.ConfigureMIGManager).To(BeTrue())
 	c.tick(time.Second)
 	d, _ = c.run(400)
 	g.Expect(c.evicted).To(Equal([]string{"train"}))
 	g.Expect(h.mistakes).To(BeEmpty())
-	isUpToDate(g, d.Nodes[0])
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 2}))
+	isUpToDate(g, one(d))
+	isOffered(g, h, map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-3g.20gb": 1, "nvidia.com/mig-1g.5gb": 2})
 	g.Expect(h.applied).To(HaveLen(1))
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGManager, "true"), "it is not disabled")
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, h.applied[0]))
@@ -70,7 +70,7 @@ func TestMIGManagerPartitionsANodeWithNobodyOnIt(t *testing.T) {
 	g.Expect(h.devices()[0].State.MIG).To(BeFalse())
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-disabled"))
 	g.Expect(d.ConfigureMIGManager).To(BeFalse())
-	g.Expect(advertised(h)).To(Equal(gpusOnly(2)))
+	isOffered(g, h, gpusOnly(2))
 }
 
 // TestWhatMIGManagerSaysOfAnEarlierRequestIsNotTakenForAnAnswer: its pod is started anew with our ConfigMap, and compares
@@ -86,8 +86,8 @@ func TestWhatMIGManagerSaysOfAnEarlierRequestIsNotTakenForAnAnswer(t *testing.T)
 			c.setPolicy("research", byManager(count("1g", 7)))
 			d := c.during(4*time.Minute, time.Second)
 			g.Expect(h.mistakes).To(BeEmpty())
-			isUpToDate(g, d.Nodes[0])
-			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
+			isUpToDate(g, one(d))
+			isOffered(g, h, map[string]int64{"nvidia.com/mig-1g.5gb": 7})
 		})
 	}
 }
@@ -112,7 +112,7 @@ func TestAPodOfMIGManagerThatStartsLate(t *testing.T) {
 					c.tick(time.Second)
 				}
 				g.Expect(h.mistakes).To(BeEmpty())
-				isUpToDate(g, d.Nodes[0])
+				isUpToDate(g, one(d))
 			})
 		}
 	}
@@ -124,7 +124,7 @@ func TestMIGManagerLeavesAloneWhatIsNotItsBusiness(t *testing.T) {
 	h := withManager(c, sim.A100, sim.A100)
 	c.setPolicy("research", byManager(count("1g", 7)), evicting)
 	c.run(400)
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 14}))
+	isOffered(g, h, map[string]int64{"nvidia.com/mig-1g.5gb": 14})
 	c.hold(h, "one", 0, h.devices()[0].State.Instances[0].ID)
 	c.hold(h, "other", 1, h.devices()[1].State.Instances[0].ID)
 
@@ -150,7 +150,7 @@ func TestANodeThatMIGManagerHasPartitionedIsAdoptedAsItIs(t *testing.T) {
 	c.hold(h, "train", 0, h.devices()[0].State.Instances[3].ID)
 	c.setPolicy("research", byManager(count("1g", 7)), evicting)
 	d, states := c.run(100)
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, one(d))
 	g.Expect(states["a"]).NotTo(ContainElement(node.Draining))
 	g.Expect(h.Labels).To(HaveKeyWithValue(v1alpha1.LabelMIGConfig, "all-1g.5gb"))
 	g.Expect(h.applied).To(Equal([]string{"all-1g.5gb"}), "nothing is applied anew")
@@ -179,10 +179,10 @@ func TestWhatMIGManagerDoesNotReachGoesBack(t *testing.T) {
 			}
 			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = byManager(count("2g", 3)), 2
 			d, _ := c.run(2500)
-			g.Expect(d.Nodes[0].State).To(Equal(node.Failed), "%+v", d.Nodes[0])
-			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMIGManagerFailed))
-			g.Expect(d.Nodes[0].Message).To(And(HavePrefix(says.begin), HaveSuffix(says.end)))
-			g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
+			g.Expect(one(d).State).To(Equal(node.Failed), "%+v", one(d))
+			hasReason(g, d, v1alpha1.ReasonMIGManagerFailed)
+			g.Expect(one(d).Message).To(And(HavePrefix(says.begin), HaveSuffix(says.end)))
+			isOffered(g, h, map[string]int64{"nvidia.com/mig-1g.5gb": 7})
 			g.Expect(h.Labels).To(HaveKeyWithValue(pluginLabel, "true"))
 			g.Expect(h.GPU.Spec.MIGConfigName).To(BeEmpty())
 			g.Expect(h.Taints).To(BeEmpty())
@@ -215,9 +215,9 @@ func TestAMIGManagerThatDoesNotRunIsNamed(t *testing.T) {
 			tt.prevent(c, h)
 			c.setPolicy("research", byManager(count("1g", 7)), evicting)
 			d, _ := c.run(10)
-			g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
-			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNoMIGManager))
-			g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(tt.says), ContainSubstring("actuator: Agent")))
+			hasState(g, d, node.Unsupported)
+			hasReason(g, d, v1alpha1.ReasonNoMIGManager)
+			g.Expect(one(d).Message).To(And(ContainSubstring(tt.says), ContainSubstring("actuator: Agent")))
 			g.Expect(h.Taints).To(BeEmpty())
 		})
 	}
@@ -312,7 +312,7 @@ func TestMIGManagerWhosePodIsDeletedInTheMiddleOfAChangeComesBack(t *testing.T) 
 		for range 400 {
 			d := c.reconcile()
 			open := slices.ContainsFunc(h.Pods, playedBy(pluginLabel)) && len(h.Taints) == 0
-			if d.Nodes[0].State == node.UpToDate {
+			if one(d).State == node.UpToDate {
 				break
 			}
 			g.Expect(open && h.GPU.Spec.MIGConfigName != "").To(BeFalse(),
@@ -367,10 +367,10 @@ func TestMIGManagerKeepsItsPodUntilItHasAppliedTheLabelOfBefore(t *testing.T) {
 				d := c.reconcile()
 				g.Expect(d.ConfigureMIGManager).To(BeTrue())
 				g.Expect(d.Nodes).To(HaveLen(1))
-				g.Expect(d.Nodes[0].State).To(Equal(node.Finishing))
-				g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMIGManagerBusy))
-				g.Expect(d.Nodes[0].Message).To(ContainSubstring("nvidia.com/mig.config=all-1g.5gb, nvidia.com/mig.config.state=pending"))
-				g.Expect(d.Nodes[0].Blockers).To(BeEmpty(), "the GPUs are not the operator's any more")
+				hasState(g, d, node.Finishing)
+				hasReason(g, d, v1alpha1.ReasonMIGManagerBusy)
+				hasMessage(g, d, "nvidia.com/mig.config=all-1g.5gb, nvidia.com/mig.config.state=pending")
+				g.Expect(one(d).Blockers).To(BeEmpty(), "the GPUs are not the operator's any more")
 				c.tick(time.Second)
 			}
 			d := c.during(time.Minute, time.Second) // its pod that comes then tries again what failed
@@ -399,7 +399,7 @@ func TestMIGManagerThatDoesNotAnswerIsWaitedForWithinItsTime(t *testing.T) {
 
 	d := c.during(19*time.Minute, 10*time.Second)
 	g.Expect(d.ConfigureMIGManager).To(BeTrue())
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring(", until " + format.Clock(since.Add(20*time.Minute)) + " at the latest"))
+	hasMessage(g, d, ", until "+format.Clock(since.Add(20*time.Minute))+" at the latest")
 	g.Expect(d.After).To(And(BeNumerically(">", 0), BeNumerically("<=", 70*time.Second)), "it needs no event")
 	for d.ConfigureMIGManager {
 		g.Expect(c.Now).To(BeTemporally("<", since.Add(21*time.Minute)))

@@ -28,8 +28,8 @@ func settled(t *testing.T, c *site, s v1alpha1.Sharing) (rollout.Decision, []nod
 	p.Generation = c.Now.Unix()
 	c.Policies = []v1alpha1.GPUSharingPolicy{p}
 	d, states := c.run(100)
-	NewWithT(t).Expect(d.Nodes[0].State).To(Equal(node.UpToDate), d.Nodes[0].Message)
-	NewWithT(t).Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonReady), d.Nodes[0].Message)
+	NewWithT(t).Expect(one(d).State).To(Equal(node.UpToDate), one(d).Message)
+	NewWithT(t).Expect(one(d).Reason).To(Equal(v1alpha1.ReasonReady), one(d).Message)
 	return d, states["a"]
 }
 
@@ -105,7 +105,7 @@ func TestNVIDIAsMPSByHand(t *testing.T) {
 			g.Expect(h.theirs).NotTo(BeNil())
 			g.Expect(h.daemons).To(BeEmpty())
 			g.Expect(h.features.ours).To(BeZero())
-			g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
+			isOffered(g, h, gpusOnly(4))
 			g.Expect(c.killed).To(BeEmpty())
 			g.Expect(c.beside).To(BeEmpty())
 		})
@@ -178,7 +178,7 @@ func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
 	c.tick(time.Second)
 	g.Expect(h.theirs).NotTo(BeNil())
 	d := c.during(10*time.Minute, 10*time.Second)
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, one(d))
 	g.Expect(h.theirs).To(BeNil())
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.writes["action.PatchNode"]).To(BeNumerically("<=", 4), "%v", c.writes)
@@ -189,8 +189,8 @@ func TestNVIDIAsMPSThatIsLetBackIsKeptOff(t *testing.T) {
 	clear(c.writes)
 	d = c.during(10*time.Minute, 10*time.Second)
 	g.Expect(c.writes).To(Equal(map[string]int{"action.Report": 1}))
-	g.Expect(d.Nodes[0].State).To(Equal(node.Degraded))
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableReset), d.Nodes[0].Message)
+	hasState(g, d, node.Degraded)
+	hasReason(g, d, v1alpha1.ReasonMPSCapableReset)
 
 	released(t, c)
 	g.Expect(h.Labels).To(HaveKeyWithValue(mpsLabel, "true"), "as it was before the operator changed it")
@@ -220,7 +220,7 @@ func TestNVIDIAsMPSThatAnothersConfigurationStartsIsLeft(t *testing.T) {
 	g.Expect(c.writes["action.Taint"]+c.writes["action.PatchNode"]).To(BeNumerically("<=", 3), "%v", c.writes)
 	g.Expect(h.theirs).NotTo(BeNil())
 	g.Expect(h.isKept()).To(BeFalse())
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonConfigLabelReset), d.Nodes[0].Message)
+	hasReason(g, d, v1alpha1.ReasonConfigLabelReset)
 
 	c.tick(d.After)
 	isUpToDate(g, c.during(10*time.Minute, 10*time.Second).Nodes[0])
@@ -276,13 +276,13 @@ func TestAGPUThatNVIDIAsMPSServedIsDeselected(t *testing.T) {
 		onGPUs(0)(p)
 	})
 	c.settles(g, 400)
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/mig-3g.20gb": 2, "nvidia.com/gpu": 1}))
+	isOffered(g, h, map[string]int64{"nvidia.com/mig-3g.20gb": 2, "nvidia.com/gpu": 1})
 
 	released(t, c)
 	c.tick(time.Second)
 	c.tick(time.Second)
 	g.Expect(h.theirs).NotTo(BeNil())
-	g.Expect(advertised(h)).To(Equal(gpusOnly(8)))
+	isOffered(g, h, gpusOnly(8))
 }
 
 // TestNVIDIAsMPSThatIsNotReportedYetKeepsItsClients: NVIDIA's daemon starts, and pods come to it, while no agent looks.
@@ -318,7 +318,7 @@ func TestNVIDIAsMPSThatIsNotReportedYetKeepsItsClients(t *testing.T) {
 			g.Expect(c.killed).To(BeEmpty())
 			h.lags = false
 			d, states := c.run(300)
-			isUpToDate(g, d.Nodes[0])
+			isUpToDate(g, one(d))
 			g.Expect(states["a"]).To(ContainElement(node.Draining))
 			g.Expect(c.evicted).To(Equal([]string{"client"}))
 			g.Expect(c.killed).To(BeEmpty())
@@ -345,8 +345,8 @@ func TestANodeFoundBeforeNVIDIAsMPSHadStartedIsGivenBack(t *testing.T) {
 			c.tick(time.Second)
 			g.Expect(h.theirs).NotTo(BeNil())
 			g.Expect(h.features.ours).To(BeZero())
-			g.Expect(h.GPU.Spec).To(BeZero())
-			g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
+			isForgotten(g, h)
+			isOffered(g, h, gpusOnly(4))
 		})
 	}
 }
@@ -372,8 +372,8 @@ func TestAClientOfNVIDIAsMPSOnAnotherGPUIsWaitedFor(t *testing.T) {
 	d := c.during(20*time.Minute, 10*time.Second)
 	g.Expect(c.killed).To(BeEmpty())
 	g.Expect(c.evicted).To(Equal([]string{"selected"}))
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut), d.Nodes[0].Message)
-	g.Expect(d.Nodes[0].Message).To(HaveSuffix("; pod user/other is not evicted, because the policy does not select its GPU, which NVIDIA's MPS daemon serves too; end the pod"))
+	hasReason(g, d, v1alpha1.ReasonDrainTimedOut)
+	g.Expect(one(d).Message).To(HaveSuffix("; pod user/other is not evicted, because the policy does not select its GPU, which NVIDIA's MPS daemon serves too; end the pod"))
 	g.Expect(h.Taints).To(BeEmpty())
 
 	c.end(h, "other")
@@ -419,8 +419,8 @@ func TestAPlanForetellsTheEvictionsUnderMPS(t *testing.T) {
 			}
 			g.Expect(evicts).To(ConsistOf(test.evicts))
 			d, _ := c.run(300)
-			isUpToDate(g, d.Nodes[0])
-			g.Expect(d.Nodes[0].Policy).To(Equal("other"))
+			isUpToDate(g, one(d))
+			g.Expect(one(d).Policy).To(Equal("other"))
 			g.Expect(c.evicted).To(ConsistOf(test.evicts))
 		})
 	}
@@ -438,15 +438,15 @@ func TestNFDForbidsTheOverride(t *testing.T) {
 	c.setPolicy("research", mps(10), evicting)
 	d, _ := c.run(300)
 	isFailed(g, d)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNodeFeatureIgnored))
-	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("zz-gpu-sharing-a"), ContainSubstring("denyNodeFeatureLabels"),
+	hasReason(g, d, v1alpha1.ReasonNodeFeatureIgnored)
+	g.Expect(one(d).Message).To(And(ContainSubstring("zz-gpu-sharing-a"), ContainSubstring("denyNodeFeatureLabels"),
 		ContainSubstring("nvidia-features-for-a")))
 	g.Expect(h.daemons).To(BeEmpty())
 	g.Expect(h.features.ours).To(BeZero())
 	g.Expect(h.theirs).NotTo(BeNil(), "it is as it was")
 	g.Expect(h.Labels[v1alpha1.LabelConfig]).To(BeEmpty())
 	g.Expect(h.Taints).To(BeEmpty())
-	g.Expect(advertised(h)).To(Equal(before.Allocatable))
+	isOffered(g, h, before.Allocatable)
 	g.Expect(c.beside).To(BeEmpty())
 }
 
@@ -459,9 +459,9 @@ func TestWithoutNodeFeatures(t *testing.T) {
 	h := c.add("a", sim.A100).labelledByHand("false")
 	c.setPolicy("research", mps(4))
 	d, _ := c.run(10)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNoNodeFeatures))
-	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring(mpsLabel+"=false"), ContainSubstring("Install Node Feature Discovery")))
+	hasState(g, d, node.Unsupported)
+	hasReason(g, d, v1alpha1.ReasonNoNodeFeatures)
+	g.Expect(one(d).Message).To(And(ContainSubstring(mpsLabel+"=false"), ContainSubstring("Install Node Feature Discovery")))
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
 
 	delete(h.Labels, mpsLabel)
@@ -551,8 +551,8 @@ func TestALabelThatIsSetBackIsNotFoughtOver(t *testing.T) {
 	}
 	g.Expect(c.writes["action.PatchNode"]).To(Equal(patched), "not within an hour")
 	d := c.reconcile()
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableReset))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("kubectl get node a --show-managed-fields"))
+	hasReason(g, d, v1alpha1.ReasonMPSCapableReset)
+	hasMessage(g, d, "kubectl get node a --show-managed-fields")
 	c.tick(time.Hour)
 	c.run(3)
 	g.Expect(h.Labels[mpsLabel]).To(Equal("false"))
@@ -567,8 +567,8 @@ func TestGFDThatNeverCorrectsItself(t *testing.T) {
 	c.Policies = nil
 	d, _ := c.run(600)
 	isFailed(g, d)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonMPSCapableStale))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("gpu-operator/nvidia-features-for-a"))
+	hasReason(g, d, v1alpha1.ReasonMPSCapableStale)
+	hasMessage(g, d, "gpu-operator/nvidia-features-for-a")
 	g.Expect(h.waits()).To(ContainSubstring(v1alpha1.ReasonMPSCapableStale))
 	g.Expect(h.Taints).To(BeEmpty())
 	h.Labels[gfdLabel] = "true"

@@ -60,11 +60,11 @@ func TestANodeThatBreaksOnceItWasVerified(t *testing.T) {
 	for range 12 {
 		c.tick(10 * time.Minute)
 		d := c.reconcile()
-		if d.Nodes[0].State == node.Selecting { // the plugin is started anew
+		if one(d).State == node.Selecting { // the plugin is started anew
 			continue
 		}
-		g.Expect(d.Nodes[0].State).To(Equal(node.Degraded))
-		g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
+		hasState(g, d, node.Degraded)
+		hasReason(g, d, v1alpha1.ReasonNotAdvertised)
 		g.Expect(h.GPU.Status.Rollout.Failed).To(BeNil())
 	}
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))

@@ -227,6 +227,6 @@ func TestALabelOfAConfigurationThatIsGoneIsTakenBack(t *testing.T) {
 	c.Policies[0].Generation++
 	c.Policies[0].Spec.Sharing = mig(count("1g", 7))
 	d := c.during(10*time.Minute, time.Minute)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Unsupported))
+	hasState(g, d, node.Unsupported)
 	g.Expect(h.Labels).NotTo(HaveKey(v1alpha1.LabelConfig))
 }

@@ -54,7 +54,7 @@ func TestThePreviewIsWhatHappens(t *testing.T) {
 				evicted = append(evicted, "pod "+e.Namespace+"/"+e.Pod)
 			}
 		}
-		if d.Nodes[0].State == node.Draining && len(d.Nodes[0].Blockers) == 1 {
+		if one(d).State == node.Draining && len(one(d).Blockers) == 1 {
 			c.end(h, "daemon") // as the preview says
 		}
 		c.tick(time.Second)

@@ -52,14 +52,14 @@ func TestANodeIsRebootedWhereAGPUCannotBeReset(t *testing.T) {
 		g.Expect(c.evicted).To(BeEmpty(), "the other GPU is not concerned before it is known that a reboot is needed")
 	}
 	d := c.reconcile()
-	g.Expect(d.Nodes[0].Plan).To(And(ContainElement(HaveSuffix("reset, which enables MIG mode")), ContainElement("reboot the node")))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/train (GPU 1)"))
+	g.Expect(one(d).Plan).To(And(ContainElement(HaveSuffix("reset, which enables MIG mode")), ContainElement("reboot the node")))
+	hasMessage(g, d, "pod user/train (GPU 1)")
 	d, states := c.run(400)
 	g.Expect(c.evicted).To(Equal([]string{"train"}), "all GPUs are idle when the node goes down")
 	g.Expect(h.reboots).To(HaveLen(1))
 	g.Expect(states["a"]).To(ContainElements(node.Unknown, node.Selecting, node.UpToDate))
-	isUpToDate(g, d.Nodes[0])
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-1g.5gb": 7}))
+	isUpToDate(g, one(d))
+	isOffered(g, h, map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-1g.5gb": 7})
 	g.Expect(h.GPU.Spec.Reboot).To(BeNil(), "the permission ends with the desired state that it was for")
 	g.Expect(h.Taints).To(BeEmpty())
 
@@ -83,7 +83,7 @@ func TestNoRebootDestroysInstancesOfOtherGPUs(t *testing.T) {
 	d := c.during(5*time.Minute, time.Second)
 	g.Expect(h.required).To(BeTrue())
 	g.Expect(h.reboots).To(BeEmpty())
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("that destroys the MIG instances of GPU 0, which the policy does not select"))
+	hasMessage(g, d, "that destroys the MIG instances of GPU 0, which the policy does not select")
 	c.during(time.Hour, 10*time.Second)
 	g.Expect(h.reboots).To(BeEmpty())
 	g.Expect(h.Taints).To(BeEmpty())
@@ -126,10 +126,10 @@ func TestNoNodeIsRebootedTwiceForOneDesiredState(t *testing.T) {
 	d, _ := c.run(2000)
 	g.Expect(h.reboots).To(HaveLen(1))
 	isFailed(g, d)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootInVain))
-	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("rebooted in vain"), HaveSuffix("; rolled back: edit the policy, or "+retryA)))
+	hasReason(g, d, v1alpha1.ReasonRebootInVain)
+	g.Expect(one(d).Message).To(And(ContainSubstring("rebooted in vain"), HaveSuffix("; rolled back: edit the policy, or "+retryA)))
 	g.Expect(h.devices()[0].PendingMIG).To(BeFalse(), "what was asked of the GPU is taken back")
-	g.Expect(advertised(h)).To(Equal(gpusOnly(2)))
+	isOffered(g, h, gpusOnly(2))
 	g.Expect(h.Taints).To(BeEmpty())
 	c.tick(time.Hour)
 	c.run(100)
@@ -140,7 +140,7 @@ func TestNoNodeIsRebootedTwiceForOneDesiredState(t *testing.T) {
 	c.Policies[0].Spec.Sharing.MIG.Layouts[0].Instances = []v1alpha1.MIGInstances{count("2g", 3)}
 	d, _ = c.run(400)
 	g.Expect(h.reboots).To(HaveLen(2), "another desired state is another reboot")
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, one(d))
 }
 
 func TestWhatANodeThatMustNotBeRebootedSays(t *testing.T) {
@@ -168,15 +168,15 @@ func TestWhatANodeThatMustNotBeRebootedSays(t *testing.T) {
 			c.Policies = []v1alpha1.GPUSharingPolicy{rebooting(v1alpha1.DrainModeEvict)}
 			tt.forbid(&c.Policies[0], h)
 			d, _ := c.run(30)
-			g.Expect(d.Nodes[0].State).To(Equal(node.Applying))
-			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootRequired))
-			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
+			hasState(g, d, node.Applying)
+			hasReason(g, d, v1alpha1.ReasonRebootRequired)
+			hasMessage(g, d, tt.says)
 
 			c.tick(15 * time.Minute)
 			d, _ = c.run(100)
 			isFailed(g, d)
-			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebootRequired))
-			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
+			hasReason(g, d, v1alpha1.ReasonRebootRequired)
+			hasMessage(g, d, tt.says)
 			g.Expect(h.devices()[0].PendingMIG).To(BeFalse())
 			g.Expect(c.evicted).To(BeEmpty(), "nobody is evicted for a reboot that does not come")
 			g.Expect(h.reboots).To(BeEmpty())
@@ -186,7 +186,7 @@ func TestWhatANodeThatMustNotBeRebootedSays(t *testing.T) {
 			c.tick(time.Second)
 			d, _ = c.run(400)
 			g.Expect(h.reboots).To(HaveLen(1), "once it is allowed the same desired state is tried again")
-			isUpToDate(g, d.Nodes[0])
+			isUpToDate(g, one(d))
 		})
 	}
 }
@@ -202,7 +202,7 @@ func TestARebootWaitsForWhoMustNotBeEvicted(t *testing.T) {
 			d, _ := c.run(1500)
 			g.Expect(h.reboots).To(BeEmpty())
 			g.Expect(c.evicted).To(BeEmpty())
-			g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/train (GPU 1)"))
+			hasMessage(g, d, "pod user/train (GPU 1)")
 			g.Expect(h.Taints).To(BeEmpty(), "the node is not held out for ever")
 			g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
 
@@ -210,7 +210,7 @@ func TestARebootWaitsForWhoMustNotBeEvicted(t *testing.T) {
 			c.tick(time.Minute)
 			d, _ = c.run(400)
 			g.Expect(h.reboots).To(HaveLen(1))
-			isUpToDate(g, d.Nodes[0])
+			isUpToDate(g, one(d))
 		})
 	}
 }
@@ -252,7 +252,7 @@ func TestAPausedRolloutKeepsNoNodeThatAwaitsItsReboot(t *testing.T) {
 	c.run(60)
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))
-	g.Expect(advertised(h)).To(Equal(gpusOnly(1)))
+	isOffered(g, h, gpusOnly(1))
 	g.Expect(h.reboots).To(BeEmpty())
 	c.Policies[0].Spec.Rollout.Paused = false
 	c.settles(g, 400)
@@ -279,7 +279,7 @@ func TestARollBackToMPSThatNeedsARebootIsLeftToItsUsers(t *testing.T) {
 	version := c.version["a"]
 	d := c.during(2*time.Hour, 10*time.Second)
 	isFailed(g, d)
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("Reboot the node, or set rollout.reboot to IfRequired"))
+	hasMessage(g, d, "Reboot the node, or set rollout.reboot to IfRequired")
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
 }
@@ -300,7 +300,7 @@ func TestANodeThatWaitsForARebootOfAnotherPolicyTakesPodsAgain(t *testing.T) {
 	g.Expect(h.Taints).NotTo(BeEmpty())
 	c.setPolicy("other", mig(count("2g", 3)), paused)
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonPaused), d.Nodes[0].Message)
+	hasReason(g, d, v1alpha1.ReasonPaused)
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))
 }
@@ -342,7 +342,7 @@ func TestANodeThatOnlyARebootBringsBackIsLeftToItsUsers(t *testing.T) {
 			d, _ := c.run(4000)
 			g.Expect(d.Nodes).To(HaveLen(1))
 			isFailed(g, d)
-			g.Expect(d.Nodes[0].Message).To(ContainSubstring(tt.says))
+			hasMessage(g, d, tt.says)
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))
 			g.Expect(c.version["a"]).To(Equal(version), "nothing is written again and again")
@@ -428,7 +428,7 @@ func TestANodeIsDrainedOfItsOtherPodsBeforeARebootIfThePolicySaysSo(t *testing.T
 			g.Expect(h.users()).To(Equal(tt.stay))
 			d, _ := c.run(400)
 			g.Expect(h.reboots).To(HaveLen(1))
-			isUpToDate(g, d.Nodes[0])
+			isUpToDate(g, one(d))
 			g.Expect(h.Taints).To(BeEmpty())
 
 			c.evicted = nil
@@ -459,9 +459,9 @@ func TestPodsThatBlockARebootAreListed(t *testing.T) {
 				c.steps(1)
 			}
 			d := rollout.Decide(c.world())
-			g.Expect(d.Nodes[0].Plan).To(ContainElement("reboot the node"))
+			g.Expect(one(d).Plan).To(ContainElement("reboot the node"))
 			var lines []string
-			for _, b := range d.Nodes[0].Blockers {
+			for _, b := range one(d).Blockers {
 				lines = append(lines, b.String())
 			}
 			g.Expect(lines).To(Equal([]string{
@@ -499,8 +499,8 @@ func TestARebootWaitsForOtherPodsThatMustNotBeEvicted(t *testing.T) {
 			d, _ := c.run(1500)
 			g.Expect(h.reboots).To(BeEmpty())
 			g.Expect(c.evicted).To(BeEmpty())
-			g.Expect(d.Nodes[0].Reason).To(Equal(reason))
-			g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/web (the node, which must be rebooted)"))
+			g.Expect(one(d).Reason).To(Equal(reason))
+			hasMessage(g, d, "pod user/web (the node, which must be rebooted)")
 			g.Expect(h.Taints).To(BeEmpty(), "the node is not held out for ever")
 			g.Expect(h.Labels[pluginLabel]).To(Equal("true"))
 			version := c.version["a"]
@@ -511,7 +511,7 @@ func TestARebootWaitsForOtherPodsThatMustNotBeEvicted(t *testing.T) {
 			c.tick(time.Minute)
 			d, _ = c.run(400)
 			g.Expect(h.reboots).To(HaveLen(1))
-			isUpToDate(g, d.Nodes[0])
+			isUpToDate(g, one(d))
 		})
 	}
 }
@@ -528,14 +528,14 @@ func TestTheTimeForDrainingANodeBeforeItsRebootBeginsInAWindow(t *testing.T) {
 	c.Policies = []v1alpha1.GPUSharingPolicy{p}
 	c.at("2027-03-02T01:55:00Z")
 	d := c.during(4*time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Draining), d.Nodes[0].Message)
+	hasState(g, d, node.Draining)
 	c.at("2027-03-02T02:00:00Z")
 	d = c.during(time.Hour, 10*time.Second)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow), d.Nodes[0].Message)
+	hasReason(g, d, v1alpha1.ReasonOutsideWindow)
 	g.Expect(h.Taints).To(BeEmpty(), "the node takes pods meanwhile")
 	c.at("2027-03-02T22:00:00Z")
 	d = c.during(9*time.Minute, time.Second)
-	g.Expect(d.Nodes[0].State).To(Equal(node.Draining), d.Nodes[0].Message)
+	hasState(g, d, node.Draining)
 	c.end(h, "web")
 	c.run(400)
 	g.Expect(h.reboots).To(HaveLen(1))
@@ -551,12 +551,12 @@ func TestAPodThatComesOnceARebootIsPermittedIsNotWaitedFor(t *testing.T) {
 	c.untilPermitted(g, h)
 	c.runs(h, "late", func(p *cluster.Pod) { p.Scheduled, p.Tolerates = c.Now, true })
 	d := c.reconcile()
-	g.Expect(d.Nodes[0].Blockers).To(BeEmpty())
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonRebooting), d.Nodes[0].Message)
+	g.Expect(one(d).Blockers).To(BeEmpty())
+	hasReason(g, d, v1alpha1.ReasonRebooting)
 	d, _ = c.run(400)
 	g.Expect(c.evicted).To(BeEmpty())
 	g.Expect(h.reboots).To(HaveLen(1))
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, one(d))
 }
 
 // TestAPodThatReturnsBeforeARebootDespiteTheTaintIsNamed, and evicted no more: another would come in its place.
@@ -571,7 +571,7 @@ func TestAPodThatReturnsBeforeARebootDespiteTheTaintIsNamed(t *testing.T) {
 	c.runs(h, "network", func(p *cluster.Pod) { p.Scheduled, p.Tolerates = c.Now, true })
 	d := c.during(time.Minute, time.Second)
 	g.Expect(c.evicted).To(BeEmpty())
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("; pod user/network is not evicted, since it came in spite of the taint, as another would after it; scale its workload down"))
+	hasMessage(g, d, "; pod user/network is not evicted, since it came in spite of the taint, as another would after it; scale its workload down")
 	c.during(10*time.Minute, time.Second)
 	g.Expect(h.waits()).To(HavePrefix(v1alpha1.ReasonDrainTimedOut))
 	g.Expect(h.Taints).To(BeEmpty())
@@ -589,8 +589,8 @@ func TestAReleasedNodeThatWaitsForItsPodsNamesThem(t *testing.T) {
 	c.runs(h, "web")
 	c.Policies = nil
 	d := c.during(3*time.Hour, 10*time.Second)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonGPUInUse), d.Nodes[0].Message)
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("pod user/web (the node, which must be rebooted)"))
+	hasReason(g, d, v1alpha1.ReasonGPUInUse)
+	hasMessage(g, d, "pod user/web (the node, which must be rebooted)")
 	g.Expect(h.Taints).To(BeEmpty())
 	version := c.version["a"]
 	c.during(3*time.Hour, 10*time.Second)

@@ -51,8 +51,8 @@ func TestNoFightGoesOnWithoutEnd(t *testing.T) {
 		round(time.Second)
 	}
 	g.Expect(c.writes).To(Equal(map[string]int{"action.KeepMPSOff": 8, "action.WriteConfigs": 8, "action.Report": 1}))
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
-	g.Expect(d.Nodes[0].Message).To(And(ContainSubstring("NodeFeature zz-gpu-sharing-a"), ContainSubstring("--show-managed-fields")))
+	hasReason(g, d, v1alpha1.ReasonChangedByOthers)
+	g.Expect(one(d).Message).To(And(ContainSubstring("NodeFeature zz-gpu-sharing-a"), ContainSubstring("--show-managed-fields")))
 	g.Expect(d.After).To(BeNumerically(">", 50*time.Minute), "it is tried again then")
 	c.tick(d.After)
 	round(time.Second)
@@ -85,7 +85,7 @@ func TestAFightIsReportedOnce(t *testing.T) {
 		}
 		c.tick(time.Second)
 	}
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
+	hasReason(g, d, v1alpha1.ReasonChangedByOthers)
 	g.Expect(c.writes["action.Report"]).To(BeNumerically("<", 10))
 }
 
@@ -136,15 +136,15 @@ func TestAFightIsReportedWithTheTimeAtWhichItGoesOn(t *testing.T) {
 		c.version[h.Name]++
 		c.tick(time.Second)
 	}
-	g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonChangedByOthers))
-	said := regexp.MustCompile("waits until ([0-9:]+) UTC").FindStringSubmatch(d.Nodes[0].Message)
-	g.Expect(said).To(HaveLen(2), d.Nodes[0].Message)
+	hasState(g, d, node.Draining)
+	hasReason(g, d, v1alpha1.ReasonChangedByOthers)
+	said := regexp.MustCompile("waits until ([0-9:]+) UTC").FindStringSubmatch(one(d).Message)
+	g.Expect(said).To(HaveLen(2), one(d).Message)
 	until, err := time.Parse(time.TimeOnly, said[1])
 	g.Expect(err).NotTo(HaveOccurred())
 	now, err := time.Parse(time.TimeOnly, c.Now.UTC().Format(time.TimeOnly))
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Expect(until.Sub(now)).To(BeNumerically(">", 50*time.Minute), d.Nodes[0].Message)
+	g.Expect(until.Sub(now)).To(BeNumerically(">", 50*time.Minute), one(d).Message)
 }
 
 // TestOurOwnWritesAreNoFight: what the operator itself has undone it writes again as often as it takes, and withholds

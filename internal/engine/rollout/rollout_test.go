@@ -97,7 +97,7 @@ func TestEachStrategyIsReached(t *testing.T) {
 			g.Expect(d.Nodes).To(HaveLen(1))
 			g.Expect(d.Nodes[0].Message).To(BeEmpty())
 			g.Expect(states["a"]).To(Equal(c.states))
-			g.Expect(advertised(node)).To(Equal(c.allocatable))
+			isOffered(g, node, c.allocatable)
 			g.Expect(node.Taints).To(BeEmpty())
 			g.Expect(cl.crashes).To(BeEmpty())
 			g.Expect(node.Labels[pluginLabel]).To(Equal("true"))
@@ -109,6 +109,21 @@ func TestEachStrategyIsReached(t *testing.T) {
 
 func isForgotten(g Gomega, h *host) {
 	g.ExpectWithOffset(1, h.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
+}
+
+// hasMessage expects that the message of the first node contains a text.
+func hasMessage(g Gomega, d rollout.Decision, text string) {
+	g.ExpectWithOffset(1, d.Nodes[0].Message).To(ContainSubstring(text))
+}
+
+// hasReason expects the reason of the first node.
+func hasReason(g Gomega, d rollout.Decision, reason string) {
+	g.ExpectWithOffset(1, d.Nodes[0].Reason).To(Equal(reason), d.Nodes[0].Message)
+}
+
+// hasState expects the state of the first node.
+func hasState(g Gomega, d rollout.Decision, state node.State) {
+	g.ExpectWithOffset(1, d.Nodes[0].State).To(Equal(state), d.Nodes[0].Message)
 }
 
 // settles reconciles until nothing is left to do, and expects that the first node is as its policy asks.
@@ -132,6 +147,11 @@ func advertised(h *host) map[string]int64 {
 		}
 	}
 	return found
+}
+
+// isOffered expects what a node advertises.
+func isOffered(g Gomega, h *host, resources map[string]int64) {
+	g.ExpectWithOffset(1, advertised(h)).To(Equal(resources))
 }
 
 func TestUndoRestoresWhatWasFound(t *testing.T) {
@@ -167,7 +187,7 @@ func TestUndoRestoresWhatWasFound(t *testing.T) {
 			g.Expect(node.Taints).To(BeEmpty())
 			g.Expect(node.GPU.Spec).To(Equal(v1alpha1.GPUNodeSpec{}))
 			g.Expect(node.GPU.Status.Devices).To(Equal(devices))
-			g.Expect(advertised(node)).To(Equal(gpusOnly(2)))
+			isOffered(g, node, gpusOnly(2))
 			g.Expect(cl.crashes).To(BeEmpty())
 		})
 	}
@@ -213,7 +233,7 @@ func TestRetainLeavesTheNodeAsItIs(t *testing.T) {
 	cl.Policies = nil
 	d, _ := cl.run(60)
 	g.Expect(node.Labels).To(Equal(labels))
-	g.Expect(advertised(node)).To(Equal(map[string]int64{"nvidia.com/mig-1g.5gb": 7}))
+	isOffered(g, node, map[string]int64{"nvidia.com/mig-1g.5gb": 7})
 	g.Expect(node.GPU.Spec.PolicyName).To(BeEmpty())
 	g.Expect(node.GPU.Spec.Baseline).NotTo(BeNil())
 	g.Expect(d.ConfigurePlugin).To(BeTrue(), "the label still names a key of ours")

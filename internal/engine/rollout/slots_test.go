@@ -186,9 +186,9 @@ func TestADegradedNodeBlocksNobody(t *testing.T) {
 			c.add("other-kind", sim.H100)
 			d := c.during(10*time.Minute, 10*time.Second)
 			g.Expect(d.Policies["research"].Nodes.Ready).To(Equal(int32(3)), "%+v", d.Nodes)
-			g.Expect(d.Nodes[0].State).To(Equal(node.Degraded))
-			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonNotAdvertised))
-			g.Expect(d.Nodes[0].Message).To(ContainSubstring("nvidia.com/mig-1g.5gb is 3 instead of 7"))
+			hasState(g, d, node.Degraded)
+			hasReason(g, d, v1alpha1.ReasonNotAdvertised)
+			hasMessage(g, d, "nvidia.com/mig-1g.5gb is 3 instead of 7")
 			g.Expect(sick.Taints).To(BeEmpty())
 		})
 	}
@@ -204,7 +204,7 @@ func TestANodeIsRolledBackBeforeOthersAreChanged(t *testing.T) {
 	c.setSharing(mig(count("3g", 2)))
 	for range 600 {
 		d := c.reconcile()
-		if n := d.Nodes[0]; n.State == node.Failed && c.hosts["n0"].Labels[v1alpha1.LabelConfig] != good {
+		if n := one(d); n.State == node.Failed && c.hosts["n0"].Labels[v1alpha1.LabelConfig] != good {
 			g.Expect(c.hosts["n1"].GPU.Spec.ConfigName).To(Equal(good))
 		}
 		c.tick(time.Second)
@@ -349,7 +349,7 @@ func TestADrainThatEndedUnseenIsRecordedAsFailed(t *testing.T) {
 	g.Expect(c.changing()).To(Equal([]string{"n0"}))
 	c.tick(time.Hour)
 	d := c.during(5*time.Minute, time.Second)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDrainTimedOut), d.Nodes[0].Message)
+	hasReason(g, d, v1alpha1.ReasonDrainTimedOut)
 	g.Expect(c.hosts["n0"].Taints).To(BeEmpty())
 	isUpToDate(g, d.Nodes[1])
 }

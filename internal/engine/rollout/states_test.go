@@ -455,11 +455,11 @@ func TestStates(t *testing.T) {
 			cl := c.situation()
 			d := rollout.Decide(cl.world())
 			g.Expect(d.Nodes).To(HaveLen(1))
-			g.Expect(d.Nodes[0].State).To(Equal(c.state), d.Nodes[0].Message)
-			g.Expect(d.Nodes[0].Reason).To(Equal(c.reason), d.Nodes[0].Message)
-			g.Expect(d.Nodes[0].Message).To(ContainSubstring(c.message))
+			g.Expect(one(d).State).To(Equal(c.state), one(d).Message)
+			g.Expect(one(d).Reason).To(Equal(c.reason), one(d).Message)
+			hasMessage(g, d, c.message)
 			if c.state == node.UpToDate {
-				g.Expect(d.Nodes[0].Message).To(BeEmpty())
+				g.Expect(one(d).Message).To(BeEmpty())
 			}
 			var wanted []any
 			for _, a := range c.actions {

@@ -178,12 +178,12 @@ func TestTheNextPolicyTakesOver(t *testing.T) {
 	c, h := toMIG()
 	c.Policies = append(c.Policies, policyOf("second", timeSlicing(2), func(p *v1alpha1.GPUSharingPolicy) { p.Spec.Priority = -1 }))
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].Policy).To(Equal("research"))
+	g.Expect(one(d).Policy).To(Equal("research"))
 	c.Policies = c.Policies[1:]
 	d, _ = c.run(60)
-	g.Expect(d.Nodes[0].Policy).To(Equal("second"))
-	isUpToDate(g, d.Nodes[0])
-	g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
+	g.Expect(one(d).Policy).To(Equal("second"))
+	isUpToDate(g, one(d))
+	isOffered(g, h, gpusOnly(4))
 	g.Expect(h.GPU.Spec.PolicyName).To(Equal("second"))
 	g.Expect(h.GPU.Spec.Baseline.Devices[0].Sharing.MIGMode).To(Equal(v1alpha1.MIGModeDisabled))
 }
@@ -230,6 +230,6 @@ func TestANodeIsReadyByWhatItAdvertises(t *testing.T) {
 	c.hosts["n0"].Labels["nvidia.com/gpu.replicas"] = "1"
 	c.run(60)
 	d := c.reconcile()
-	isUpToDate(g, d.Nodes[0])
+	isUpToDate(g, one(d))
 	g.Expect(c.hosts["n0"].Labels).To(HaveKeyWithValue("nvidia.com/gpu.replicas", "1"))
 }

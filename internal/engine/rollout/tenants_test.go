@@ -140,7 +140,7 @@ func TestAPodOfATenantStopsNoChange(t *testing.T) {
 			pod := tenantPod("x", disguises()[disguise], owners()[owner])
 			c.Policies[0].Spec.Sharing, c.Policies[0].Generation = mig(count("3g", 2)), 2
 			d := c.runWith(h, pod, 300)
-			isUpToDate(g, d.Nodes[0])
+			isUpToDate(g, one(d))
 
 			c.Policies = nil
 			d = c.runWith(h, pod, 300)

@@ -210,7 +210,7 @@ func TestARetryEndsTheRest(t *testing.T) {
 	h.Pods = slices.DeleteFunc(h.Pods, func(p cluster.Pod) bool { return p.Validator })
 	h.annotate(v1alpha1.AnnotationRetry, "now")
 	c.run(90)
-	g.Expect(h.GPU.Spec).To(BeZero())
+	isForgotten(g, h)
 }
 
 func TestEachTimeoutInSuccessionLeavesTheNodeAloneForLonger(t *testing.T) {
@@ -417,6 +417,6 @@ func TestGPUsThatAreResetTogetherAreDrainedTogether(t *testing.T) {
 	}
 	d, _ := c.run(400)
 	g.Expect(c.evicted).To(Equal([]string{"train"}))
-	isUpToDate(g, d.Nodes[0])
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-1g.5gb": 7}))
+	isUpToDate(g, one(d))
+	isOffered(g, h, map[string]int64{"nvidia.com/gpu": 1, "nvidia.com/mig-1g.5gb": 7})
 }

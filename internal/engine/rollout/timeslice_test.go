@@ -163,7 +163,7 @@ func TestMIGModeHidesNoIntervalOfTheOperator(t *testing.T) {
 			g.Expect(h.hidden()).To(HaveEach(gpu.TimeSliceMedium))
 			c.Policies = nil
 			c.run(400)
-			g.Expect(h.GPU.Spec).To(BeZero())
+			isForgotten(g, h)
 			g.Expect(h.hidden()).To(HaveEach(gpu.TimeSliceMedium))
 		})
 	}

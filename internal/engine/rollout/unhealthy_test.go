@@ -4,8 +4,6 @@
 package rollout_test
 
 import (
-	"fmt"
-	"maps"
 	"testing"
 	"time"
 
@@ -16,7 +14,6 @@ import (
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/node"
-	"github.com/gpusharing/gpu-sharing-operator/internal/engine/rollout"
 	"github.com/gpusharing/gpu-sharing-operator/test/gpu/sim"
 )
 
@@ -30,8 +27,8 @@ func TestAGPUThatThePluginReportsUnhealthyStaysOut(t *testing.T) {
 	h.Unallocatable = map[string]int64{"nvidia.com/mig-3g.20gb": 2}
 	d := c.during(2*time.Hour, time.Minute)
 	g.Expect(c.writes).NotTo(HaveKey("action.DeletePod"))
-	g.Expect(d.Nodes[0].State).To(Equal(node.Degraded))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("has stopped, or reports devices as unhealthy (2 of nvidia.com/mig-3g.20gb)"))
+	hasState(g, d, node.Degraded)
+	hasMessage(g, d, "has stopped, or reports devices as unhealthy (2 of nvidia.com/mig-3g.20gb)")
 }
 
 // TestThePluginIsRestartedOnceForTheInstancesOfABoot: a second time would not help, but another boot is another matter.
@@ -70,11 +67,11 @@ func TestThePluginIsRestartedOnceIfItReadWhatAnotherControllerWrote(t *testing.T
 		c.deletePod(h, uid)
 	}
 	c.tick(time.Second)
-	g.Expect(advertised(h)).To(Equal(gpusOnly(1)))
+	isOffered(g, h, gpusOnly(1))
 	d := c.during(time.Hour, time.Minute)
 	g.Expect(c.Configs[h.Labels[v1alpha1.LabelConfig]]).To(Equal(ours))
-	isUpToDate(g, d.Nodes[0])
-	g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
+	isUpToDate(g, one(d))
+	isOffered(g, h, gpusOnly(4))
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 
 	for range 120 { // and it does not help
@@ -101,7 +98,7 @@ func TestThePluginIsRestartedBeforeAChangeFailsByWhatItRead(t *testing.T) {
 		}
 		c.tick(time.Second)
 	}
-	g.Expect(advertised(h)).To(Equal(gpusOnly(1)))
+	isOffered(g, h, gpusOnly(1))
 	isUpToDate(g, c.during(10*time.Minute, 10*time.Second).Nodes[0])
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 }
@@ -141,13 +138,13 @@ func TestThePluginIsRestartedThoughAFormerResourceHasCapacity(t *testing.T) {
 	c.Policies[0].Spec.Sharing.Advertise = &v1alpha1.Advertise{RenameByDefault: new(true)}
 	c.Policies[0].Generation++
 	d, _ := c.run(200)
-	isUpToDate(g, d.Nodes[0])
-	g.Expect(advertised(h)).To(Equal(map[string]int64{"nvidia.com/gpu.shared": 4}))
+	isUpToDate(g, one(d))
+	isOffered(g, h, map[string]int64{"nvidia.com/gpu.shared": 4})
 	g.Expect(h.Unallocatable).To(Equal(gpusOnly(4)))
 	h.Allocatable["nvidia.com/gpu.shared"] = 3
 	d = c.reconcile()
-	g.Expect(d.Nodes[0].State).To(Equal(node.Degraded))
-	g.Expect(d.Nodes[0].Message).NotTo(ContainSubstring("unhealthy"))
+	hasState(g, d, node.Degraded)
+	g.Expect(one(d).Message).NotTo(ContainSubstring("unhealthy"))
 	isUpToDate(g, c.during(time.Minute, time.Second).Nodes[0])
 	g.Expect(c.writes["action.DeletePod"]).To(Equal(1))
 }
@@ -229,32 +226,4 @@ func pluginAlone(name string, now time.Time) cluster.Pod {
 		Namespace: "nvidia", Name: name, UID: name, Controller: "DaemonSet", NVIDIA: true, MountsConfig: true, Scheduled: now, Serves: true,
 		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 	}
-}
-
-// TestAStandAlonePluginLooksAgainWhereItsConfigurationStays: nothing stops it, and nobody selects another key, where the change of a GPU that has
-// come instead of another one is undone and made again (2^40+1035764).
-func TestAStandAlonePluginLooksAgainWhereItsConfigurationStays(t *testing.T) {
-	g := NewWithT(t)
-	c, h := standAlone()
-	c.setPolicy("research", mig(count("2g", 3)))
-	rests := func() (d rollout.Decision) {
-		for at := range 600 {
-			if d = c.during(time.Second, time.Second); len(h.Pods) == 0 {
-				h.Pods = append(h.Pods, pluginAlone(fmt.Sprint(at), c.Now))
-				h.plugin.running, h.plugin.seen = false, maps.Clone(c.Configs)
-			}
-		}
-		return d
-	}
-	isUpToDate(g, rests().Nodes[0])
-	h.remember()
-	h.swap(0, sim.A100, 1)
-	h.hardware.Update(func(n *sim.Node) { n.Boot++ })
-	h.plugin.running = false
-	h.broken = func(cluster.Snapshot) bool { return h.devices()[0].State.MIG }
-	isFailed(g, rests())
-	h.broken = nil
-	g.Expect(advertised(h)).To(Equal(gpusOnly(1)))
-	h.annotate(v1alpha1.AnnotationRetry, "1")
-	isUpToDate(g, rests().Nodes[0])
 }

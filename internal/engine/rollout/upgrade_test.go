@@ -292,7 +292,7 @@ func TestDriverUpgrade(t *testing.T) {
 			}
 			g.Expect(h.upgrade.stuck).To(BeEmpty())
 			g.Expect(h.upgrade.goesOn()).To(BeFalse())
-			g.Expect(advertised(h)).To(Equal(want))
+			isOffered(g, h, want)
 			w.settles(g, 10)
 			g.Expect(reasons).To(HaveKey(v1alpha1.ReasonDriverUpgrade))
 			if !c.upgrade.byHand { // where nothing tells what goes on once the module is unloaded
@@ -364,8 +364,8 @@ func TestDriverUpgradeDuringAChange(t *testing.T) {
 				g.Expect(h.upgrade.stuck).To(BeEmpty())
 				g.Expect(h.upgrade.state).To(Equal("upgrade-done"))
 				d, _ := w.run(40)
-				isUpToDate(g, d.Nodes[0])
-				g.Expect(advertised(h)).To(Equal(d.Nodes[0].Expected))
+				isUpToDate(g, one(d))
+				isOffered(g, h, one(d).Expected)
 				h.leftNothing(g)
 			})
 		}
@@ -399,13 +399,13 @@ func TestMaintenanceHoldsNoSlotForEver(t *testing.T) {
 	g.Expect(a.GPU.Spec.PolicyName).NotTo(BeEmpty(), "the change has begun")
 	a.Labels[upgradeLabel] = "upgrade-failed"
 	d, _ := w.run(1700)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonDriverUpgrade))
-	g.Expect(d.Nodes[0].Message).To(And(
+	hasReason(g, d, v1alpha1.ReasonDriverUpgrade)
+	g.Expect(one(d).Message).To(And(
 		ContainSubstring("upgrade of NVIDIA's driver failed"), ContainSubstring("nvidia.com/gpu-driver-upgrade-state=upgrade-required")))
 	g.Expect(b.GPU.Spec.PolicyName).To(BeEmpty())
 	d, _ = w.run(200)
 	isUpToDate(g, d.Nodes[1])
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("no slot in the budget"))
+	hasMessage(g, d, "no slot in the budget")
 	g.Expect(a.isKept()).To(BeFalse(), "what its users still lack is not the operator's")
 	a.hardware.Fail = nil
 	a.Labels[upgradeLabel] = "upgrade-done"
@@ -431,7 +431,7 @@ func TestAnAgentThatDoesNotReturnFromAnUpgradeKeepsNoOperandsStopped(t *testing.
 	clear(c.writes)
 	d := c.during(3*time.Hour, 10*time.Second)
 	g.Expect(c.writes).To(BeEmpty())
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonAgentNotReporting))
+	hasReason(g, d, v1alpha1.ReasonAgentNotReporting)
 	h.AgentReady = true
 	c.settles(g, 120)
 	h.leftNothing(g)
@@ -488,11 +488,11 @@ func TestNoChangeBeginsUnderMaintenance(t *testing.T) {
 			maps.Copy(h.Annotations, c.annotations)
 			d, _ := w.run(30)
 			if c.reason == "" {
-				isUpToDate(g, d.Nodes[0])
+				isUpToDate(g, one(d))
 				return
 			}
-			g.Expect(d.Nodes[0].Reason).To(Equal(c.reason))
-			g.Expect(h.GPU.Spec).To(BeZero())
+			g.Expect(one(d).Reason).To(Equal(c.reason))
+			isForgotten(g, h)
 			g.Expect(h.Taints).To(BeEmpty())
 			g.Expect(w.writes).NotTo(HaveKey("action.PatchNode"))
 		})

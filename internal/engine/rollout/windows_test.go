@@ -123,8 +123,8 @@ func TestADisruptiveChangeStartsInAMaintenanceWindowOnly(t *testing.T) {
 			next, err := time.Parse(time.RFC3339, c.next)
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(started(d)).To(BeEmpty())
-			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow))
-			g.Expect(d.Nodes[0].Message).To(ContainSubstring("the next one opens at " + c.next))
+			hasReason(g, d, v1alpha1.ReasonOutsideWindow)
+			hasMessage(g, d, "the next one opens at "+c.next)
 			g.Expect(d.Policies["research"].NextWindowTime.Time).To(BeTemporally("==", next))
 			g.Expect(d.Policies["research"].Pending[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow))
 			g.Expect(d.After).To(Equal(next.Sub(cl.Now)), "the controller looks again when the window opens")
@@ -140,7 +140,7 @@ func TestWhatDisruptsNothingWaitsForNoWindow(t *testing.T) {
 	c.setPolicy("research", timeSlicing(4), inWindows(tonight))
 	c.at("2027-03-01T12:00:00Z")
 	c.run(60)
-	g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
+	isOffered(g, h, gpusOnly(4))
 }
 
 func TestTheWayBackWaitsForNoWindow(t *testing.T) {
@@ -196,7 +196,7 @@ func TestADrainContinuesWhenItsWindowCloses(t *testing.T) {
 	c, h := drainsAtTheEnd()
 	c.at("2027-03-02T02:01:00Z")
 	d := c.reconcile()
-	g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
+	hasState(g, d, node.Draining)
 	g.Expect(h.Taints).NotTo(BeEmpty())
 	c.end(h, "train")
 	c.run(200)
@@ -207,12 +207,12 @@ func TestADrainIsCanceledWhenItsWindowClosesIfThePolicyWantsThat(t *testing.T) {
 	g := NewWithT(t)
 	c, h := drainsAtTheEnd(cancelsDrains)
 	d := c.reconcile()
-	g.Expect(d.Nodes[0].State).To(Equal(node.Draining))
+	hasState(g, d, node.Draining)
 	g.Expect(d.After).To(Equal(59*time.Second), "the controller looks again when the window closes")
 	c.tick(d.After)
 	d = c.reconcile()
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow))
-	g.Expect(d.Nodes[0].Message).To(ContainSubstring("2027-03-02T22:00:00Z"))
+	hasReason(g, d, v1alpha1.ReasonOutsideWindow)
+	hasMessage(g, d, "2027-03-02T22:00:00Z")
 	g.Expect(h.Taints).To(BeEmpty())
 	g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationStopped))
 	c.end(h, "train")
@@ -250,7 +250,7 @@ func TestARebootWaitsForAWindow(t *testing.T) {
 	}
 	c.at("2027-03-02T02:00:00Z")
 	d, _ := c.run(60)
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow), "%+v", d.Nodes[0])
+	g.Expect(one(d).Reason).To(Equal(v1alpha1.ReasonOutsideWindow), "%+v", one(d))
 	g.Expect(h.reboots).To(BeEmpty())
 	g.Expect(h.Taints).To(BeEmpty(), "the node takes pods meanwhile")
 	c.at("2027-03-02T22:00:00Z")
@@ -332,7 +332,7 @@ func TestAPolicyWithAnInvalidWindowChangesNothing(t *testing.T) {
 
 			cl.Policies[0].Spec.Rollout.Windows, cl.Policies[0].Generation = []v1alpha1.MaintenanceWindow{tonight}, 2
 			cl.run(60)
-			g.Expect(advertised(h)).To(Equal(gpusOnly(4)))
+			isOffered(g, h, gpusOnly(4))
 		})
 	}
 }
@@ -371,7 +371,7 @@ func TestABusyNodeTakesNoWindowFromOthers(t *testing.T) {
 			night("b") // its pod ends once nothing new comes to the node
 			d = night("b")
 			isUpToDate(g, d.Nodes[1])
-			g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow))
+			hasReason(g, d, v1alpha1.ReasonOutsideWindow)
 		})
 	}
 }
@@ -411,5 +411,5 @@ func TestAnAgentThatDoesNotAnswerHoldsNoNodeUntilTheNextWindow(t *testing.T) {
 	}
 	g.Expect(h.isKept()).To(BeFalse())
 	g.Expect(c.Now).To(BeTemporally("<", h.GPU.Spec.ChangeTime.Add(20*time.Minute)))
-	g.Expect(d.Nodes[0].Reason).To(Equal(v1alpha1.ReasonOutsideWindow))
+	hasReason(g, d, v1alpha1.ReasonOutsideWindow)
 }
