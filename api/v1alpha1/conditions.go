@@ -558,7 +558,7 @@ const (
 	// for advertising what the key promises counts from it.
 	AnnotationSelected = Group + "/selected"
 	// AnnotationInstances tells, on a Node, which MIG instances NVIDIA's device plugin has seen: a hash of their UUIDs,
-	// then @ and the UIDs of pods of it that have seen others and have to go first, where there are any.
+	// none where it has seen none, then @ and the UIDs of pods of it that have seen others and go first.
 	AnnotationInstances = Group + "/instances"
 	// AnnotationRetry is set by users on a GPUNode. Each new value makes the operator try again what failed on the node.
 	AnnotationRetry = Group + "/retry"
