@@ -179,13 +179,12 @@ func restartPlugin(v *View, why string, which func(cluster.Pod) bool) (actions [
 	return actions, after
 }
 
-// unseenInstances is why it is started anew.
-const unseenInstances = "it has not seen the MIG instances that are there"
-
-// pluginRereads is why on a node without any.
-const pluginRereads = "it does not advertise what the configuration that the node selects promises"
-
-const startsAnew = "starting NVIDIA's device plugin anew, since it does not advertise what it must"
+// Why the device plugin is started anew, with MIG instances and without, and what is said of it.
+const (
+	unseenInstances = "it has not seen the MIG instances that are there"
+	pluginRereads   = "it does not advertise what the configuration that the node selects promises"
+	startsAnew      = "starting NVIDIA's device plugin anew, since it does not advertise what it must"
+)
 
 // awaitPluginEnumerated has the device plugin look again where the MIG instances are not those that it has seen: it is
 // started anew. Nothing signals it under the same key, and another would be advertised meanwhile. Pods that run keep

@@ -266,8 +266,7 @@ func (c *run) standAlone() {
 			continue
 		}
 		c.serial++
-		h.Pods = append(h.Pods, pluginAlone(fmt.Sprint("plugin-", c.serial), c.Now))
-		h.plugin.running, h.plugin.seen = false, maps.Clone(c.Configs)
+		c.startsAlone(h, fmt.Sprint("plugin-", c.serial))
 	}
 }
 

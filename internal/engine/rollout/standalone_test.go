@@ -10,6 +10,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpusharing/gpu-sharing-operator/api/v1alpha1"
 	"github.com/gpusharing/gpu-sharing-operator/internal/engine/cluster"
@@ -19,6 +20,20 @@ import (
 
 // mixedByHand is a configuration of a user's under which NVIDIA's device plugin offers MIG instances.
 const mixedByHand = "version: v1\nflags:\n  migStrategy: mixed\n"
+
+// pluginAlone is a pod of NVIDIA's device plugin where there is no GPU Operator.
+func pluginAlone(name string, now time.Time) cluster.Pod {
+	return cluster.Pod{
+		Namespace: "nvidia", Name: name, UID: name, Controller: "DaemonSet", NVIDIA: true, MountsConfig: true, Scheduled: now, Serves: true,
+		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+	}
+}
+
+// startsAlone brings such a pod to a node.
+func (c *site) startsAlone(h *host, name string) {
+	h.Pods = append(h.Pods, pluginAlone(name, c.Now))
+	h.plugin.running, h.plugin.seen = false, maps.Clone(c.Configs)
+}
 
 // offersMIG is a node with a stand-alone plugin that offers MIG instances before the operator comes, and one made by hand if it names a profile.
 func offersMIG(profile string) (*site, *host) {
@@ -38,8 +53,7 @@ func (c *site) rests(h *host, seconds int) (d rollout.Decision) {
 	for range seconds {
 		if d = c.during(time.Second, time.Second); len(h.readers()) == 0 {
 			c.pods++
-			h.Pods = append(h.Pods, pluginAlone(fmt.Sprint("plugin-", c.pods), c.Now))
-			h.plugin.running, h.plugin.seen = false, maps.Clone(c.Configs)
+			c.startsAlone(h, fmt.Sprint("plugin-", c.pods))
 		}
 	}
 	return d
@@ -130,6 +144,7 @@ func TestAStandAlonePluginLooksAgainBeforeItsNodeIsReleased(t *testing.T) {
 			isForgotten(g, h)
 			isOffered(g, h, before)
 			g.Expect(h.plugin.uuids).To(ConsistOf(h.instances()))
+			g.Expect(h.Annotations).NotTo(HaveKey(v1alpha1.AnnotationInstances))
 		})
 	}
 }

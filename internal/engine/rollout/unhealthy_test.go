@@ -219,11 +219,3 @@ func TestAPluginThatIsStartedBeforeItEndedIsRestartedForNewInstances(t *testing.
 		})
 	}
 }
-
-// pluginAlone is a pod of NVIDIA's device plugin where there is no GPU Operator.
-func pluginAlone(name string, now time.Time) cluster.Pod {
-	return cluster.Pod{
-		Namespace: "nvidia", Name: name, UID: name, Controller: "DaemonSet", NVIDIA: true, MountsConfig: true, Scheduled: now, Serves: true,
-		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-	}
-}
